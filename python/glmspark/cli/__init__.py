@@ -1,0 +1,114 @@
+"""The ``glmspark`` command: a lazy Click group, and where errors become exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from glmspark import __version__
+from glmspark.errors import ExitCode, GlmSparkError
+
+# command -> (module below glmspark.cli, one line of help). A module is imported when
+# its command runs, so that `--version` and `plan` do not pay for the others.
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules that are imported on use.
+
+    ``table`` maps a command's name to its module below ``glmspark.cli`` and its one
+    line of help; the module's attribute ``command`` is the Click command.
+    """
+
+    def __init__(self, *, table: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """All command names, sorted."""
+        return sorted(self.table)
+
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        cmd_name: str,
+    ) -> click.Command | None:
+        """The command of that name, imported now; None where there is none."""
+        if cmd_name not in self.table:
+            return None
+        module = importlib.import_module(f"glmspark.cli.{self.table[cmd_name][0]}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Write the command list from the table, so that --help imports no command."""
+        rows = [(name, self.table[name][1]) for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    },
+)
+@click.version_option(__version__, prog_name="glmspark")
+def cli() -> None:
+    """Serve GLM-5.3-Flash (EXL3) on DGX Sparks, or as two CPU ranks on this machine."""
+
+
+def _report(error: GlmSparkError) -> None:
+    where = f"[{error.node}] " if error.node else ""
+    click.echo(f"error: {where}{error}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+
+
+def _failed(error: BaseException) -> int:
+    """The exit status for ``error``, after saying it; re-raises what is a bug."""
+    match error:
+        case click.exceptions.Exit():
+            return error.exit_code
+        case click.Abort() | KeyboardInterrupt():
+            click.echo("interrupted", err=True)
+            return ExitCode.INTERRUPTED
+        case click.ClickException():
+            error.show()
+            return ExitCode.USAGE
+        case BrokenPipeError():  # the reader (`| head`) has gone: no failure of ours
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return ExitCode.DONE
+        case GlmSparkError() if os.environ.get("GLMSPARK_DEBUG") != "1":
+            _report(error)
+            return error.exit_code
+    raise error
+
+
+def run(argv: list[str] | None = None) -> int:
+    """Run the command line ``argv`` and give its exit status; see :class:`ExitCode`.
+
+    Anything but the failures named in ``glmspark.errors`` is a bug and is raised,
+    which Python reports with a traceback and exit status 1.
+    """
+    try:
+        result = cli.main(args=argv, prog_name="glmspark", standalone_mode=False)
+    except (click.ClickException, click.Abort, click.exceptions.Exit) as error:
+        return _failed(error)
+    except (GlmSparkError, KeyboardInterrupt, BrokenPipeError) as error:
+        return _failed(error)
+    return result if isinstance(result, int) else ExitCode.DONE
+
+
+def main() -> NoReturn:
+    """Entry point of the ``glmspark`` script."""
+    sys.exit(run())
