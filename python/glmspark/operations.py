@@ -26,6 +26,7 @@ from glmspark.ending import boot_names, end_kit, without_ours
 from glmspark.engine import engine_paths, engine_python
 from glmspark.errors import (
     CommandError,
+    ConfigError,
     ExitCode,
     GlmSparkError,
     IntegrityError,
@@ -70,6 +71,22 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
     if came:
         raise KeyboardInterrupt
+
+
+def require_local(kit: Kit) -> None:
+    """See that every rank runs on this machine.
+
+    Raises:
+        ConfigError: a node is reached by ssh, which this version can plan only.
+    """
+    remote = [node for node in kit.nodes if node.ssh != "local"]
+    if remote:
+        raise ConfigError(
+            f"node {remote[0].name} is reached by ssh ({remote[0].ssh}); "
+            "this version plans such a kit and does not start it yet",
+            hint="glmspark plan shows the command of each rank",
+            node=remote[0].name,
+        )
 
 
 @dataclass(frozen=True)
@@ -126,6 +143,7 @@ class Operator:
 
     def _bring_up(self, goal: Goal, waive: tuple[str, ...]) -> Outcome:
         check_waivers(waive)
+        require_local(self.kit)
         plan = self.plan(goal)
         began_s = time.monotonic()
         make_folder(self.paths.state, "paths.state")

@@ -6,7 +6,7 @@ import ipaddress
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 
@@ -67,12 +67,18 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _check_address(value: str, key: str) -> str:
+def _check_address(value: str) -> str:
     try:
         ipaddress.ip_address(value)
     except ValueError as error:
-        raise ValueError(f"{key} must be an IP address") from error
+        raise ValueError("it must be an IP address") from error
     return value
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+BindAddress = Annotated[
+    str, AfterValidator(lambda v: v if v == "localhost" else _check_address(v))
+]
 
 
 class Node(Table):
@@ -86,7 +92,7 @@ class Node(Table):
         pattern=r"^[A-Za-z0-9_.@:\[\]-]+$",
         description='ssh target (user@host or an alias), or "local" for this machine.',
     )
-    fabric: str = Field(
+    fabric: Address = Field(
         description="Address of the node on the fabric, for rendezvous, NCCL, Gloo."
     )
     netdev: str = Field(
@@ -94,11 +100,6 @@ class Node(Table):
         pattern=r"^[A-Za-z0-9_.-]{0,15}$",
         description="Netdev with the fabric address; empty: looked up at start.",
     )
-
-    @model_validator(mode="after")
-    def _fabric_is_address(self) -> Node:
-        _check_address(self.fabric, "fabric")
-        return self
 
 
 class Weights(Table):
@@ -128,7 +129,9 @@ class Weights(Table):
 class Serve(Table):
     """The API and the limits of a request."""
 
-    host: str = Field(default="127.0.0.1", description="Address that the API binds to.")
+    host: BindAddress = Field(
+        default="127.0.0.1", description="Address that the API binds to."
+    )
     port: Port = Field(default=8888, description="TCP port of the API.")
     name: str = Field(
         default="GLM-5.3-Flash-EXL3",
@@ -156,12 +159,6 @@ class Serve(Table):
         strict=False,
         description="Further arguments of `vllm serve`, the same on every rank.",
     )
-
-    @model_validator(mode="after")
-    def _host_is_address(self) -> Serve:
-        if self.host != "localhost":
-            _check_address(self.host, "host")
-        return self
 
 
 class Auth(Table):
