@@ -37,7 +37,7 @@ def _known(pattern: str, hint: str) -> Signature:
 
 SIGNATURES = (
     _known(
-        r"EADDRINUSE|address already in use",
+        r"(?i)EADDRINUSE|address already in use",
         "another program holds a port of the kit: `glmspark status` names it, "
         "or set ports.master or serve.port",
     ),

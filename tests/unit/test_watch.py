@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from glmspark.boot import Limits
 from glmspark.errors import ExitCode
 from glmspark.watch import Observation, Phase, Watch
