@@ -70,6 +70,7 @@ def test_the_shipped_table_knows_every_python_that_the_lock_covers() -> None:
     ("log", "cause", "code"),
     [
         ("ERROR: No matching distribution found for x", pip.Cause.NOT_FOUND, 5),
+        ("ERROR: ResolutionImpossible: for help visit", pip.Cause.NOT_FOUND, 5),
         (
             "WARNING: Retrying (Retry(total=4)) after connection broken by 'New...'\n"
             "ERROR: No matching distribution found for x",
