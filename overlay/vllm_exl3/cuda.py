@@ -33,7 +33,10 @@ def limits() -> Limits:
             f"VLLM_EXL3_TIERS is {named!r}, needed {' or '.join(known)}"
         )
     groups = kernel_file.load().exl3_moe_max_concurrency(torch.cuda.current_device())
-    return Limits(fused_groups=groups, kernels=Kernels(named))
+    kernels = Kernels(named)
+    if kernels is Kernels.OWN:
+        return Limits(fused_groups=groups)
+    return Limits(dispatch.COOP_SLOTS, fused_groups=groups, kernels=kernels)
 
 
 class Scratch:

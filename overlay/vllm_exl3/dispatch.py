@@ -6,6 +6,7 @@ is what carries over to a GB10.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,6 +14,8 @@ from enum import Enum
 # exllamav3's cooperative kernels take at most this many (token, choice) slots.
 COOP_SLOTS = 256
 ROW_TILES = (16, 32, 64, 128)
+# (largest mean rows of an expert, row tile); beyond the last, 128.
+TILE_BY_MEAN = ((16, 16), (128, 64))
 ALIGNMENT = 256
 
 
@@ -53,12 +56,13 @@ class Limits:
     """Where one tier ends and the next begins.
 
     ``coop_tokens``: the last token count for COOP. ``pass_tokens``: tokens that one
-    GROUPED pass takes; longer calls are cut. ``fused_rows``: rows that FUSED has
-    scratch for. ``fused_groups``: its concurrent experts, a property of the device.
+    GROUPED pass takes, a block of 2304 and 32 of decoding; longer calls are cut.
+    ``fused_rows``: rows that FUSED has scratch for. ``fused_groups``: its concurrent
+    experts, a property of the device.
     """
 
-    coop_tokens: int = 4
-    pass_tokens: int = 2304
+    coop_tokens: int = 2
+    pass_tokens: int = 2336
     fused_rows: int = 128
     fused_groups: int = 6
     kernels: Kernels = Kernels.OWN
@@ -81,13 +85,23 @@ class Pass:
 
 
 def row_tile(tokens: int, shape: Shape) -> int:
-    """The row tile for GROUPED: the smallest that holds an expert's mean share.
+    """The row tile for GROUPED by an expert's mean share of rows.
 
     A larger tile decodes weights less often; one that is mostly empty multiplies
-    zeros.
+    zeros. On an H200 the tile of 32 never won; it is for dense layers.
     """
     mean = tokens * shape.top_k / shape.experts
-    return next((tile for tile in ROW_TILES if mean <= tile * 0.75), ROW_TILES[-1])
+    return next((tile for most, tile in TILE_BY_MEAN if mean <= most), 128)
+
+
+def cut(tokens: int, most: int) -> list[tuple[int, int]]:
+    """(start, length) of the fewest near-equal parts of at most ``most`` tokens.
+
+    A short last part would read every expert's weights for a few rows.
+    """
+    parts = -(-tokens // most)
+    edges = [tokens * i // parts for i in range(parts + 1)]
+    return [(a, b - a) for a, b in itertools.pairwise(edges)]
 
 
 def plan(
@@ -108,11 +122,9 @@ def plan(
     if tokens <= min(limits.coop_tokens, COOP_SLOTS // shape.top_k):
         return [Pass(Tier.COOP, 0, tokens)] if tokens else []
     if limits.kernels is Kernels.OWN:
-        cuts = range(0, tokens, limits.pass_tokens)
-        sizes = [(at, min(limits.pass_tokens, tokens - at)) for at in cuts]
         return [
             Pass(Tier.GROUPED, at, size, tile=row_tile(size, shape))
-            for at, size in sizes
+            for at, size in cut(tokens, limits.pass_tokens)
         ]
     return _exllamav3_plan(tokens, limits, counts)
 
@@ -127,10 +139,7 @@ def _exllamav3_plan(
     """
     rows = limits.fused_rows
     if counts is None or tokens <= rows:
-        return [
-            Pass(Tier.FUSED, at, min(rows, tokens - at), rows=rows)
-            for at in range(0, tokens, rows)
-        ]
+        return [Pass(Tier.FUSED, *part, rows=rows) for part in cut(tokens, rows)]
     fat = tuple(e for e, count in enumerate(counts) if count > rows)
     return [Pass(Tier.FUSED, 0, tokens, rows=rows, fat=fat)]
 

@@ -19,8 +19,8 @@ from vllm_exl3.dispatch import Kernels
 
 from tests.gpu import exl3_case as case
 
-DECODE = (1, 2, 4, 8, 16, 24, 32)
-MIDDLE = (33, 48, 64, 96, 128, 256, 512)
+DECODE = (1, 2, 3, 4, 8, 16, 24, 32)
+MIDDLE = (33, 48, 64, 96, 128, 256, 512, 768, 1024)
 PREFILL = (2048, 4608, 7168)
 LAYERS = 3
 Call = Callable[[cuda.CudaExperts], Any]
@@ -237,7 +237,7 @@ def prefill_rows(layers: list[cuda.CudaExperts]) -> list[dict[str, float]]:
             "exl3_moe_us": eager(layers, plain_fused(tokens, 1024), 3),
         }
         row["batched_reconstruct_us"] = eager(layers, batched_reconstruct(tokens), 3)
-        row["layer_us"] = eager(layers, ours(tokens, 4))
+        row["layer_us"] = eager(layers, ours(tokens, real_limits().coop_tokens))
         for tile in (32, 64, 128):
             row[f"tile{tile}_one_pass_us"] = eager(layers, grouped(tokens, tile))
         row["bf16_grouped_mm_us"] = ceiling(tokens)

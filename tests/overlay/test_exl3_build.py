@@ -16,6 +16,8 @@ from vllm_exl3.errors import Exl3ConfigError, Exl3Error
 from vllm_exl3.kernel_file import Manifest
 from vllm_exl3.tables import Codebook
 
+from tests.overlay import cubin
+
 REPO = Path(__file__).parents[2]
 PATCHES = sorted((REPO / "overlay/exllamav3").glob("*.patch"))
 GB10 = Manifest("2.13.0+cu130", ("12.1a",), 4, 1, "0" * 64)
@@ -148,11 +150,7 @@ def test_the_kernels_compile_for_gb10(source: Path, tmp_path: Path) -> None:
     library = tmp_path / kernel_file.LIBRARY
     assert done.stdout.strip() == str(library)
     assert Manifest.read(tmp_path).archs == ("12.1a",)
-    assert machine_code(library) == {"sm_121a"}
-
-
-def machine_code(library: Path) -> set[str]:
-    """The GPU targets of a library's fat binaries, read from their ELF headers."""
-    from tests.overlay.cubin import targets
-
-    return targets(library.read_bytes())
+    code = library.read_bytes()
+    assert cubin.targets(code) == {"sm_121a"}
+    kernels = (b"gemm_kernel", b"exl3_moe_coop_a_kernel", b"exl3_moe_kernel")
+    assert all(name in code for name in kernels)

@@ -20,10 +20,10 @@ THEIRS = Limits(kernels=Kernels.EXLLAMAV3)
     [
         (0, []),
         (1, [Tier.COOP]),
-        (4, [Tier.COOP]),
-        (5, [Tier.GROUPED]),
+        (2, [Tier.COOP]),
+        (3, [Tier.GROUPED]),
         (512, [Tier.GROUPED]),
-        (2304, [Tier.GROUPED]),
+        (2336, [Tier.GROUPED]),
         (7168, [Tier.GROUPED] * 4),
     ],
 )
@@ -42,6 +42,12 @@ def test_passes_cover_every_token_once(tokens: int, limits: Limits) -> None:
         assert step.tokens > 0
         at += step.tokens
     assert at == tokens
+
+
+def test_long_calls_are_cut_evenly() -> None:
+    assert dispatch.cut(4640, 2336) == [(0, 2320), (2320, 2320)]
+    sizes = [p.tokens for p in dispatch.plan(7168, GLM, OWN)]
+    assert sizes == [1792] * 4
 
 
 def test_the_cooperative_kernels_slots_are_not_exceeded() -> None:
@@ -79,7 +85,7 @@ def test_a_captured_graph_must_not_know_the_routing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "tile"), [(33, 16), (400, 16), (512, 32), (1024, 64), (7168, 128)]
+    ("tokens", "tile"), [(33, 16), (576, 16), (577, 64), (4608, 64), (7168, 128)]
 )
 def test_row_tiles_follow_the_mean_share(tokens: int, tile: int) -> None:
     assert dispatch.row_tile(tokens, GLM) == tile
@@ -87,8 +93,9 @@ def test_row_tiles_follow_the_mean_share(tokens: int, tile: int) -> None:
 
 def test_scratch_is_bounded_however_long_the_call() -> None:
     most = dispatch.scratch_bytes(10**6, GLM, OWN)
-    assert most == dispatch.scratch_bytes(2304, GLM, OWN)
-    assert most == 393_990_828
+    assert most == dispatch.scratch_bytes(2336, GLM, OWN)
+    # 18,688 rows of 2 x 4096 and 2 x 1024 halves, three tables; 10.8 MB for COOP.
+    assert most == 382_957_056 + 10_764_812
     assert dispatch.scratch_bytes(512, GLM, OWN) < most / 3
     theirs = dispatch.scratch_bytes(10**6, GLM, THEIRS)
     assert theirs == dispatch.coop_bytes(GLM) + 4 * 6 * 128 * 5120 + 6 * 4096 * 1024
