@@ -42,6 +42,13 @@ def answer(model: str, engine: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def forget() -> None:
+    """Undo what a failed start left, so that the next one begins afresh."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
     for model in job["models"]:
@@ -49,6 +56,7 @@ def main() -> None:
             result = answer(model, job.get("engine", {}))
         except Exception as error:  # noqa: BLE001 (it is the answer)
             result = {"error": f"{type(error).__name__}: {error}"}
+            forget()
         sys.stdout.write("\nANSWER " + json.dumps(result) + "\n")
         sys.stdout.flush()
 

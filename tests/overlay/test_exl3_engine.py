@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_exl3 import stfile
 
 from tests.overlay.conftest import Answers
 
@@ -133,3 +137,60 @@ def test_other_experts_would_be_noticed(twin: Answers) -> None:
     pairs = zip(twin[0]["logprobs"], twin[2]["logprobs"], strict=True)
     first_tokens = [abs(a[0] - b[0]) for a, b in pairs]
     assert max(first_tokens) > 3 * GAP
+
+
+Tensors = dict[str, stfile.Raw]
+EXPERT = "model.layers.2.mlp.experts.5.up_proj"
+
+
+def missing(content: Tensors, config: dict[str, Any]) -> None:
+    del content[f"{EXPERT}.svh"]
+
+
+def foreign(content: Tensors, config: dict[str, Any]) -> None:
+    content[f"{EXPERT}.mul1"] = content.pop(f"{EXPERT}.mcg")
+
+
+def biased(content: Tensors, config: dict[str, Any]) -> None:
+    content[f"{EXPERT}.bias"] = content[f"{EXPERT}.svh"]
+
+
+def other_rate(content: Tensors, config: dict[str, Any]) -> None:
+    config["quantization_config"]["bits"] = 3
+
+
+def unknown_codebook(content: Tensors, config: dict[str, Any]) -> None:
+    config["quantization_config"]["codebook"] = "nf4"
+
+
+BROKEN = {
+    "missing": (
+        missing,
+        r"1 of 96 EXL3 tensors are missing: .*layers\.2\..* expert 5 up_proj\.svh "
+        r"\(rank 0\)",
+    ),
+    "foreign": (foreign, r"expert 5 up_proj\.mul1 .* config\.json says codebook mcg"),
+    "biased": (biased, r"expert 5 up_proj\.bias .* does not belong"),
+    "other_rate": (other_rate, r"trellis .* has shape \[16, 16, 64\], needed .* 48\]"),
+    "unknown_codebook": (unknown_codebook, r"codebook 'nf4' is unknown; known"),
+    "doubled": (lambda *_: None, r"expert 5 up_proj\.svh .* comes twice"),
+}
+
+
+def test_a_broken_checkpoint_never_gets_ready(
+    checkpoints: Path, run_engine: Engine, tmp_path: Path
+) -> None:
+    """vLLM itself skips what it does not know; the plugin must stop the load."""
+    for name, (change, _) in BROKEN.items():
+        folder = tmp_path / name
+        shutil.copytree(checkpoints / "exl3", folder)
+        content = dict(stfile.tensors(folder))
+        config = json.loads((folder / "config.json").read_text())
+        change(content, config)
+        stfile.write(folder / "model.safetensors", content)
+        (folder / "config.json").write_text(json.dumps(config))
+    again = {f"{EXPERT}.svh": content[f"{EXPERT}.svh"]}
+    stfile.write(tmp_path / "doubled/model2.safetensors", again)
+    answers = run_engine([tmp_path / name for name in BROKEN], ONE_PROCESS)
+    for (name, (_, message)), answer in zip(BROKEN.items(), answers, strict=True):
+        assert re.search(message, answer.get("error", "")), (name, answer)
