@@ -14,7 +14,9 @@ from glmspark.errors import ExitCode, GlmSparkError
 
 # command -> (module below glmspark.cli, one line of help). A module is imported when
 # its command runs, so that `--version` and `plan` do not pay for the others.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "weights": ("weights", "Fetch, verify, share and carry the weights."),
+}
 
 
 class LazyGroup(click.Group):
