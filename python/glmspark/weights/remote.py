@@ -74,6 +74,7 @@ def pull_command(node: Node) -> list[str]:
 
 
 def rebuilt(fields: dict[str, Any], node: str) -> GlmSparkError:
+    """The error that the node told of, as this process would raise it."""
     code = fields.get("exit_code")
     kinds = (ConfigError, PreflightError, CommandError, IntegrityError)
     kind = next((k for k in kinds if k.exit_code == code), CommandError)

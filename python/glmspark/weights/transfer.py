@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from glmspark.errors import IntegrityError
-from glmspark.weights import hashing
+from glmspark.weights import hashing, hub
 from glmspark.weights.hub import Source
 from glmspark.weights.manifest import FileEntry
 from glmspark.weights.part import Part
@@ -25,7 +25,7 @@ def transfer(grown: Part, source: Source, *, stall_s: int, allow_xet: bool) -> N
     # Ranges count the bytes of the file, not of a compressed form of it.
     headers["accept-encoding"] = "identity"
     meta = get_hf_file_metadata(
-        url, timeout=stall_s, headers=headers, retry_on_errors=True
+        url, timeout=stall_s, headers=headers, retry_on_errors=False
     )
     _check_promise(entry, meta, source)
     if meta.xet_file_data is not None and allow_xet and is_xet_available():
