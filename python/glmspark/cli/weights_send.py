@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -121,11 +120,19 @@ def _tell(results: list[NodeResult], seconds: float, *, as_json: bool) -> int:
     return code
 
 
+def _job_line() -> str:
+    """The first line of stdin, read past sys.stdin, whose lock the watcher would hold."""
+    data = b""
+    while not data.endswith(b"\n") and (more := os.read(0, 1 << 16)):
+        data += more
+    return data.decode()
+
+
 def _end_with_the_head() -> None:
     """End this process once stdin ends: the head, or the ssh to it, is gone."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(4096):
+        while os.read(0, 4096):
             pass
         time.sleep(_GRACE_S)
         os._exit(130)  # parts are safe at any point; nothing else is held
@@ -139,7 +146,7 @@ def pull_command(*, store_path: Path) -> int:
     """Read a job from stdin, bring in its blobs, write framed JSON to stdout."""
     from glmspark.weights import puller, share, view
 
-    line = sys.stdin.buffer.readline().decode()
+    line = _job_line()
     _end_with_the_head()
     out = bars.JsonProgress()
 

@@ -97,6 +97,7 @@ def ssh_error(node: Node, status: int, words: list[str]) -> GlmSparkError:
         ("Permission denied", "ssh login was denied", "ssh-copy-id"),
         ("Could not resolve", "name is unknown", "ping"),
         ("Connection refused", "ssh port is closed", "ssh"),
+        ("No route to host", "address cannot be reached", "ping"),
         ("timed out", "ssh does not answer", "ping"),
     ]
     if status == 127:

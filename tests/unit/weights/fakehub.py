@@ -21,7 +21,8 @@ STALL_S = 3.0
 
 
 def git_oid(data: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    header = b"blob %d\0" % len(data)
+    return hashlib.sha1(header + data, usedforsecurity=False).hexdigest()
 
 
 def sha256(data: bytes) -> str:

@@ -68,7 +68,7 @@ def hub_manifest(files: dict[str, bytes]) -> Manifest:
     return make_manifest(REPO, REV, entries)
 
 
-# -- import -----------------------------------------------------------------------------
+# -- import --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -121,7 +121,7 @@ def test_only_files_with_the_right_hash_come_in_and_the_rest_is_explained(
 def test_another_file_system_is_copied_and_the_copy_checked(
     tmp_path: Path, store: Store
 ) -> None:
-    other = Path("/dev/shm")
+    other = Path("/dev/shm")  # noqa: S108 - a second file system
     if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("needs a second file system: /dev/shm is none here")
     files = checkpoint()
@@ -198,7 +198,7 @@ def test_the_command_says_what_it_did_not_use(kit: Kit, tmp_path: Path) -> None:
     assert f"{SHARD}: wrong hash: damaged" in ran.err
 
 
-# -- bundles ----------------------------------------------------------------------------
+# -- bundles -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -355,7 +355,7 @@ def test_a_full_disk_during_export_is_said_before_it_begins(
     if subprocess.run(argv, capture_output=True, check=False).returncode:
         pytest.skip("needs root and mount(2) for a tmpfs of limited size")
     try:
-        with pytest.raises(PreflightError, match="take a larger|are free there"):
+        with pytest.raises(PreflightError, match=r"take a larger|are free there"):
             bundle.export(store, mount, [manifest])
         assert list(mount.iterdir()) == []
     finally:

@@ -47,7 +47,7 @@ def view_of(kit: Kit, lock: Path) -> dict[str, bytes]:
     return contents(made.folder)
 
 
-# -- lock -----------------------------------------------------------------------------
+# -- lock ----------------------------------------------------------------------
 
 
 def test_lock_names_a_commit_and_every_file(kit: Kit, hub: fakehub.Hub) -> None:
@@ -104,7 +104,7 @@ def test_an_unknown_revision_says_which_are_known_and_downloads_nothing(
     assert len(hub.seen) == before
 
 
-# -- fetch ------------------------------------------------------------------------------
+# -- fetch ---------------------------------------------------------------------
 
 
 def test_fetch_brings_every_file_and_writes_nothing_but_the_store(
@@ -368,7 +368,7 @@ def test_a_mirror_with_other_bytes_is_not_taken(kit: Kit, hub: fakehub.Hub) -> N
     assert fakehub.sha256(files[SHARD]) not in Store.open(kit.store).blobs()
 
 
-# -- secrets ----------------------------------------------------------------------------
+# -- secrets -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["variable", "file"])
@@ -397,7 +397,7 @@ def test_the_token_goes_to_the_hub_alone(kit: Kit, hub: fakehub.Hub, how: str) -
             assert secret.encode() not in path.read_bytes(), path
 
 
-# -- crashes and company ------------------------------------------------------------------
+# -- crashes and company -------------------------------------------------------
 
 
 def test_kill_9_loses_at_most_the_part(kit: Kit, hub: fakehub.Hub) -> None:
@@ -453,7 +453,7 @@ def test_interrupt_ends_at_once_with_130(kit: Kit, hub: fakehub.Hub) -> None:
     assert "interrupted" in output
 
 
-# -- the disk ---------------------------------------------------------------------------
+# -- the disk ------------------------------------------------------------------
 
 
 @pytest.fixture

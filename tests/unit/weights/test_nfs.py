@@ -99,7 +99,7 @@ def test_each_bad_option_is_named(old: str, new: str, finding: str) -> None:
 def test_the_mount_must_hold_the_same_manifest(
     filled: tuple[Store, Manifest, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    store, manifest, files = filled
+    store, manifest, _ = filled
     blobs = tmp_path / "mounted"
     shutil.copytree(store.root / "blobs", blobs)
     info = mountinfo(blobs)

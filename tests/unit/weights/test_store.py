@@ -48,7 +48,7 @@ def flip(path: Path, *, keep_stat: bool = False) -> None:
     path.chmod(0o444)
 
 
-# -- opening ----------------------------------------------------------------------------
+# -- opening -------------------------------------------------------------------
 
 
 def test_a_folder_with_other_things_is_never_taken_for_a_store(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_root_owned_store_is_refused_with_the_chown(tmp_path: Path, kit: Kit) 
     assert f"sudo chown -R 65534:65534 {kit.store}" in done.stdout
 
 
-# -- journal and verify --------------------------------------------------------------------
+# -- journal and verify --------------------------------------------------------
 
 
 def test_a_second_check_reads_no_weights(filled: Filled) -> None:
@@ -195,7 +195,7 @@ def test_a_torn_journal_costs_a_hash_and_nothing_else(filled: Filled) -> None:
 
 
 def test_a_long_journal_is_cut_to_what_counts(filled: Filled) -> None:
-    store, manifest, files = filled
+    store, manifest, _ = filled
     path = store.root / "journal.jsonl"
     for _ in range(7):
         path.write_bytes(path.read_bytes() * 3)
@@ -215,7 +215,7 @@ def test_git_ids_find_their_blob(filled: Filled) -> None:
     assert store.resolve(small).files[0].sha256 == sha256(data)
 
 
-# -- views ------------------------------------------------------------------------------
+# -- views ---------------------------------------------------------------------
 
 
 def test_the_view_has_the_files_under_their_paths(filled: Filled) -> None:
@@ -300,7 +300,7 @@ def test_the_real_list_links_by_size_and_name(tmp_path: Path) -> None:
     assert (row["bytes"], row["missing_bytes"]) == (target.total_bytes, 0)
 
 
-# -- pins -------------------------------------------------------------------------------
+# -- pins ----------------------------------------------------------------------
 
 
 def test_a_pinned_template_is_part_of_the_view_and_of_every_check(
@@ -337,7 +337,7 @@ def test_a_pin_with_another_hash_is_refused(filled: Filled, tmp_path: Path) -> N
     assert sha256(b"changed") not in store.blobs()
 
 
-# -- gc and leases ------------------------------------------------------------------------
+# -- gc and leases -------------------------------------------------------------
 
 
 def test_gc_takes_what_no_manifest_needs_and_nothing_else(
@@ -361,7 +361,7 @@ def test_gc_takes_what_no_manifest_needs_and_nothing_else(
 
 
 def test_gc_keeps_the_part_of_a_wanted_blob(filled: Filled) -> None:
-    store, manifest, files = filled
+    store, _, files = filled
     name = sha256(files[SHARD])
     store.blob_path(name).unlink()
     store.part_path(name).write_bytes(b"the first bytes")
@@ -448,7 +448,7 @@ def test_forget_then_gc_frees_the_blobs(kit: Kit, filled: Filled) -> None:
 def test_list_says_what_is_there_and_at_which_revision(
     kit: Kit, filled: Filled
 ) -> None:
-    store, manifest, files = filled
+    store, _, files = filled
     store.blob_path(sha256(files[SHARD])).unlink()
     ran = kit.ok("list", "--json").json
     (row,) = ran["manifests"]
@@ -457,13 +457,14 @@ def test_list_says_what_is_there_and_at_which_revision(
     assert row["missing_bytes"] == len(files[SHARD])
 
 
-# -- locks ------------------------------------------------------------------------------
+# -- locks ---------------------------------------------------------------------
 
 
 def test_a_killed_process_lets_go_of_its_part(store: Store, tmp_path: Path) -> None:
     path = store.part_path("a" * 64)
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom glmspark.weights import locks\n"
+        "import sys, time\nfrom pathlib import Path\n"
+        "from glmspark.weights import locks\n"
         "locks.claim(Path(sys.argv[1]), lambda: None)\nprint('held', flush=True)\n"
         "time.sleep(60)\n"
     )
