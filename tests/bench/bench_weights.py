@@ -96,7 +96,7 @@ class Bench:
         return seconds, json.loads(done.stdout)
 
     def _keep_peak(self, name: str, file: Path) -> None:
-        kib = int(file.read_text())
+        kib = int(file.read_text().split()[0])
         self.peaks[name] = max(self.peaks.get(name, 0), kib)
 
     def share(self, pair: Hosts, head: Path, node: Path) -> float:

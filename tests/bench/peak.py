@@ -1,4 +1,7 @@
-"""``peak.py FILE PROGRAM…`` runs a program and writes its peak memory (KiB) to FILE."""
+"""``peak.py FILE PROGRAM…`` runs a program and writes what it used to FILE.
+
+Three numbers: peak memory in KiB, user seconds, system seconds.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     code = subprocess.run(sys.argv[2:], check=False).returncode
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    Path(sys.argv[1]).write_text(str(peak))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = f"{used.ru_maxrss} {used.ru_utime:.2f} {used.ru_stime:.2f}"
+    Path(sys.argv[1]).write_text(words)
     sys.exit(code)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.cluster.weights.hosts import HEAD, NODE, RAILS, Hosts, inside  # noqa: E402
+from tests.cluster.weights.hosts import HEAD, NODE, RAILS, Hosts, inside
 
 MIB = 1 << 20
 

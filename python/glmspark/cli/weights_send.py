@@ -121,7 +121,7 @@ def _tell(results: list[NodeResult], seconds: float, *, as_json: bool) -> int:
 
 
 def _job_line() -> str:
-    """The first line of stdin, read past sys.stdin, whose lock the watcher would hold."""
+    """The first line of stdin, not by sys.stdin: the watcher would hold its lock."""
     data = b""
     while not data.endswith(b"\n") and (more := os.read(0, 1 << 16)):
         data += more

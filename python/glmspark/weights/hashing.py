@@ -13,6 +13,9 @@ from typing import TypeVar
 # hashlib lets go of the GIL for the whole buffer. 1 MiB is past the knee of its rate
 # and keeps the buffers of 20 threads at 20 MiB.
 CHUNK_BYTES = 1 << 20
+# Files up to here may be known by git's id alone (the Hub keeps larger ones in LFS),
+# so both hashes of them are kept; above, a second hash would cost time for nothing.
+GIT_MAX_BYTES = 16 << 20
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -105,9 +105,14 @@ class _Importer:
         self.by_size: dict[int, list[FileEntry]] = {}
         for entry in wanted:
             self.by_size.setdefault(entry.size, []).append(entry)
+        self.git_sizes = {entry.size for entry in wanted if not entry.sha256}
         self.by_name: dict[str, FileEntry] = {}
         for entry in wanted:
             self.by_name.setdefault(Path(entry.path).name, entry)
+
+    def wants_git(self, size: int) -> bool:
+        """Whether git's id of a file of ``size`` bytes is of use."""
+        return size <= hashing.GIT_MAX_BYTES or size in self.git_sizes
 
     def hash_one(self, item: Candidate) -> tuple[Candidate, Hashes | None, str]:
         """The candidate with its hashes, or with the reason why it has none."""
@@ -115,7 +120,9 @@ class _Importer:
         self.out.open_file(name, item.stat.st_size)
         try:
             hashes = hashing.hash_file(
-                item.real, want_git=True, advance=lambda n: self.out.advance(name, n)
+                item.real,
+                want_git=self.wants_git(item.stat.st_size),
+                advance=lambda n: self.out.advance(name, n),
             )
         except OSError as error:
             return item, None, f"cannot be read: {error.strerror}"

@@ -24,12 +24,16 @@ def _lock_file(store: Store) -> int:
 
 @contextmanager
 def using(store: Store) -> Iterator[None]:
-    """Add to the store; any number of processes may, but none while ``gc`` removes."""
+    """Add to the store; any number of processes may, but none while ``gc`` removes.
+
+    At the end all names that were given are durable.
+    """
     fd = _lock_file(store)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
         yield
     finally:
+        store.settle()
         os.close(fd)
 
 

@@ -109,6 +109,14 @@ class Manifest:
         """The text of the lock file."""
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
 
+    def with_pins_of(self, before: Manifest) -> Manifest:
+        """The same manifest with the files that were pinned into ``before``."""
+        new = {entry.path for entry in self.files if entry.pinned}
+        pins = [e for e in before.files if e.pinned and e.path not in new]
+        hidden = {pin.path for pin in pins}
+        files = [entry for entry in self.files if entry.path not in hidden]
+        return self.with_files(files + pins)
+
     def with_files(self, files: list[FileEntry]) -> Manifest:
         """The same manifest with ``files``, sorted and checked."""
         return replace(self, files=_checked_files(files, self.ref))

@@ -29,7 +29,8 @@ class Part:
         self.entry = entry
         self.path = store.part_path(entry.key)
         self.fd = fd
-        self.digest = Digest(None if entry.sha256 else entry.size)
+        wants_git = not entry.sha256 or entry.size <= hashing.GIT_MAX_BYTES
+        self.digest = Digest(entry.size if wants_git else None)
         self.on_bytes: Callable[[int], None] = lambda _count: None
         self._pushed = 0
 
@@ -90,7 +91,10 @@ class Part:
     def _push(self) -> None:
         if self.digest.size - self._pushed >= _WRITE_BEHIND_BYTES:
             # Starts the write-out of dirty pages and drops those that are clean.
-            os.posix_fadvise(self.fd, 0, self.digest.size, os.POSIX_FADV_DONTNEED)
+            # From one step back: what was dirty then is clean by now.
+            start = max(0, self._pushed - _WRITE_BEHIND_BYTES)
+            length = self.digest.size - start
+            os.posix_fadvise(self.fd, start, length, os.POSIX_FADV_DONTNEED)
             self._pushed = self.digest.size
 
     # The end.

@@ -7,15 +7,15 @@ import secrets
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from glmspark import errors
 from glmspark.errors import GlmSparkError, IntegrityError
 from glmspark.weights import locks
-from glmspark.weights.blobserver import Grants, serving
 from glmspark.weights.fetch import settle_touched
 from glmspark.weights.manifest import Manifest
 from glmspark.weights.progress import Progress
@@ -53,8 +53,9 @@ class _Session:
         self.outcome = NodeResult(node.name)
         self.process: subprocess.Popen[str] | None = None
 
-    def run(self, job: PullJob) -> NodeResult:
-        """Send the job, follow the pull to its end."""
+    @contextmanager
+    def opened(self) -> Iterator[Self]:
+        """The session with its ssh on the way; at the end the node's side has ended."""
         with subprocess.Popen(
             pull_command(self.node),
             stdin=subprocess.PIPE,
@@ -62,18 +63,25 @@ class _Session:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-        ) as process:
-            self.process = process
-            watcher = threading.Thread(target=self._listen_stderr, daemon=True)
-            watcher.start()
-            self._send(json.dumps(job.to_json()))
-            assert process.stdout is not None  # noqa: S101 - it is a pipe
-            for line in process.stdout:
-                self._heard(line)
-            # stdin stays open until here: its end tells the node that the head is gone.
-            self._send("")
-            status = process.wait()
-            watcher.join(5)
+        ) as self.process:
+            try:
+                yield self
+            finally:
+                self._send("")  # the end of stdin tells the node to end
+
+    def run(self, job: PullJob) -> NodeResult:
+        """Send the job, follow the pull to its end."""
+        process = self.process
+        assert process is not None and process.stdout is not None  # noqa: S101
+        watcher = threading.Thread(target=self._listen_stderr, daemon=True)
+        watcher.start()
+        self._send(json.dumps(job.to_json()))
+        for line in process.stdout:
+            self._heard(line)
+        # stdin stays open until here: its end tells the node that the head is gone.
+        self._send("")
+        status = process.wait()
+        watcher.join(5)
         if self.outcome.error is None and (status or not self.outcome.result):
             self.outcome.error = ssh_error(self.node, status, list(self.stderr))
         return self.outcome
@@ -86,7 +94,7 @@ class _Session:
                 self.process.stdin.flush()
             else:
                 self.process.stdin.close()
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):
             pass  # ssh has ended; its status and words are read below
 
     def _listen_stderr(self) -> None:
@@ -156,27 +164,36 @@ def share(
         chosen = [store.register(manifest) for manifest in chosen]
         _check_complete(store, chosen)
         blobs = frozenset(entry.sha256 for m in chosen for entry in m.files)
-        grants = Grants()
         progress.begin(f"share with {', '.join(n.name for n in nodes)}", 0)
-        with serving(store, grants, addresses) as ports:
+        with ExitStack() as stack:
+            # ssh and the nodes' programs start while the server is being imported.
+            sessions = [
+                stack.enter_context(_Session(node, progress).opened()) for node in nodes
+            ]
+            from glmspark.weights.blobserver import Grants, serving
 
-            def one(node: Node) -> NodeResult:
+            grants = Grants()
+            ports = stack.enter_context(serving(store, grants, addresses))
+
+            def one(session: _Session) -> NodeResult:
                 token = secrets.token_urlsafe(32)
                 grants.give(token, blobs)
+                rails = _rails(session.node, ports)
                 try:
-                    job = PullJob(
-                        token,
-                        _rails(node, ports),
-                        tuple(chosen),
-                        options.connections,
-                        options.link,
+                    return session.run(
+                        PullJob(
+                            token,
+                            rails,
+                            tuple(chosen),
+                            options.connections,
+                            options.link,
+                        )
                     )
-                    return _Session(node, progress).run(job)
                 finally:
                     grants.take_back(token)
 
             with ThreadPoolExecutor(len(nodes)) as pool:
-                return list(pool.map(one, nodes))
+                return list(pool.map(one, sessions))
 
 
 def _check_complete(store: Store, chosen: list[Manifest]) -> None:

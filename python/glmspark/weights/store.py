@@ -26,8 +26,10 @@ from glmspark.weights.journal import Journal, Record
 from glmspark.weights.manifest import FileEntry, Manifest
 
 MARKER = "glmspark-store.json"
-_FOLDERS = ("blobs/sha256", "git", "manifests", "views/.gen", "partial")
-_FOLDERS_LATER = ("quarantine", "leases")
+_FOLDERS = (
+    *("blobs/sha256", "git", "manifests", "views/.gen"),
+    *("partial", "quarantine", "leases"),
+)
 _BLOB_MODE = 0o444
 _DIR_MODE = 0o755
 
@@ -62,6 +64,7 @@ class Store:
         self.root = root
         stat = root.stat()
         self._owner = (stat.st_uid, stat.st_gid)
+        self._unsynced: set[Path] = set()
         self.journal = Journal(root / "journal.jsonl", self.adopt)
 
     @classmethod
@@ -86,11 +89,19 @@ class Store:
                 f"by uid {os.geteuid()}; it was perhaps made by root or a container",
                 hint=f"sudo chown -R {os.geteuid()}:{os.getegid()} {root}",
             )
-        return cls(root)
+        store = cls(root)
+        for name in _FOLDERS if create else ():
+            store.mkdir(root / name)
+        return store
 
     @classmethod
     def _create(cls, root: Path) -> None:
-        if root.is_dir() and any(root.iterdir()):
+        # Another process that is making it, or was killed at it, has left its marker's
+        # temporary file at most: the marker comes before everything else.
+        names = [p.name for p in root.iterdir()] if root.is_dir() else []
+        if [name for name in names if not name.startswith(f".{MARKER}.")]:
+            if MARKER in names:
+                return
             raise ConfigError(
                 f"{root} is not empty and not a weights store; it is left alone",
                 hint="name an empty or new folder with --store",
@@ -100,7 +111,7 @@ class Store:
         try:
             for folder in [*reversed(root.parents), root]:
                 if not folder.exists():
-                    folder.mkdir()
+                    folder.mkdir(exist_ok=True)
                     _give(folder, (owner.st_uid, owner.st_gid))
         except OSError as error:
             raise ConfigError(
@@ -110,8 +121,6 @@ class Store:
             ) from error
         root.chmod(_DIR_MODE)
         store = cls(root)
-        for name in (*_FOLDERS, *_FOLDERS_LATER):
-            store.mkdir(root / name)
         store.write_text(root / MARKER, json.dumps({"format": 1}) + "\n")
 
     # -- owners and small files -------------------------------------------------
@@ -155,7 +164,16 @@ class Store:
         if os.geteuid() == 0:
             os.lchown(fresh, *self._owner)
         fresh.replace(path)
-        fsync_dir(path.parent)
+        self._unsynced.add(path.parent)
+
+    def settle(self) -> None:
+        """Make the names that were given so far durable, one sync for each folder.
+
+        A power cut before that loses names, never bytes under a wrong one: data is
+        synced before each rename.
+        """
+        while self._unsynced:
+            fsync_dir(self._unsynced.pop())
 
     # -- blobs --------------------------------------------------------------------
 
@@ -195,14 +213,13 @@ class Store:
         if private:
             os.fchmod(fd, _BLOB_MODE)
             self.adopt(fd)
-        os.fsync(fd)
+            os.fsync(fd)
+        else:
+            os.fdatasync(fd)  # its new link is metadata, and no reason to wait
         target = self.blob_path(hashes.sha256)
-        is_new_folder = not target.parent.is_dir()
         self.mkdir(target.parent)
         part.replace(target)
-        fsync_dir(target.parent)
-        if is_new_folder:
-            fsync_dir(target.parent.parent)
+        self._unsynced |= {target.parent, target.parent.parent}
         self.know(hashes)
 
     def know(self, hashes: Hashes) -> None:
@@ -276,18 +293,10 @@ class Store:
         path = self.manifest_path(resolved.slug)
         if path.is_file():
             before = manifests.load(path)
-            resolved = _with_pins(resolved, before)
+            resolved = resolved.with_pins_of(before)
         if not path.is_file() or before != resolved:
             self.write_text(path, resolved.dumps())
         return resolved
-
-
-def _with_pins(manifest: Manifest, before: Manifest) -> Manifest:
-    new = {entry.path for entry in manifest.files if entry.pinned}
-    pins = [e for e in before.files if e.pinned and e.path not in new]
-    hidden = {pin.path for pin in pins}
-    files = [entry for entry in manifest.files if entry.path not in hidden]
-    return manifest.with_files(files + pins)
 
 
 def _give(path: Path, owner: tuple[int, int]) -> None:

@@ -59,6 +59,18 @@ def test_a_folder_with_other_things_is_never_taken_for_a_store(tmp_path: Path) -
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_a_store_that_was_being_made_when_its_maker_died_is_taken_up(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    (root / ".glmspark-store.json.4711.tmp").write_text("")
+    assert Store.open(root, create=True).blobs() == []
+    shutil.rmtree(root / "views")  # it died between the marker and the folders
+    assert Store.open(root, create=True).manifests() == {}
+    assert (root / "views" / ".gen").is_dir()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as two users")
 def test_root_leaves_nothing_that_the_user_cannot_move(tmp_path: Path) -> None:
     home = tmp_path / "home"
