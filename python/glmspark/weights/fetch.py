@@ -224,6 +224,9 @@ def _hub_session(
     root: Path, options: FetchOptions, progress: Progress
 ) -> Iterator[None]:
     hub.prepare(root, stall_s=options.stall_s, allow_xet=options.allow_xet)
+    if options.allow_xet and hub.has_xet():
+        limit = human_bytes(hub.XET_BUFFER_BYTES)
+        progress.note(f"xet is here and will be used; its buffers end at {limit}")
     with hub.narrated(progress):
         yield
 

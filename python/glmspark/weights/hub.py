@@ -74,6 +74,13 @@ def token() -> str | None:
     return get_token()
 
 
+def has_xet() -> bool:
+    """Whether huggingface_hub can use xet: hf_xet is installed and not switched off."""
+    from huggingface_hub.utils._runtime import is_xet_available
+
+    return bool(is_xet_available())
+
+
 def endpoint() -> str:
     """The Hub's address: ``HF_ENDPOINT`` or the public one."""
     from huggingface_hub import constants

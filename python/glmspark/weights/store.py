@@ -71,8 +71,8 @@ class Store:
     def open(cls, root: Path, *, create: bool = False) -> Store:
         """The store at ``root``; with ``create`` an empty one where there is nothing.
 
-        A folder with other things in it is refused (ConfigError), so that ``gc`` can
-        never run over somebody's files. So is a root that this user cannot write.
+        ConfigError for a folder with other things in it, so that ``gc`` can never run
+        over somebody's files, and for a root that this user cannot write.
         """
         root = root.expanduser().absolute()
         if not (root / MARKER).is_file():
@@ -178,7 +178,7 @@ class Store:
     # -- blobs --------------------------------------------------------------------
 
     def blob_path(self, sha256: str) -> Path:
-        """Where the blob with that hash is, or would be."""
+        """Where the blob with that hash is or would be."""
         return self.root / "blobs" / "sha256" / sha256[:2] / sha256
 
     def part_path(self, key: str) -> Path:

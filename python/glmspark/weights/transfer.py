@@ -15,7 +15,6 @@ def transfer(grown: Part, source: Source, *, stall_s: int, allow_xet: bool) -> N
     """Let huggingface_hub bring the rest of the part; raises its errors as they are."""
     from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url, http_get
     from huggingface_hub.utils._headers import build_hf_headers
-    from huggingface_hub.utils._runtime import is_xet_available
 
     entry = grown.entry
     if entry.size == grown.tell():
@@ -28,7 +27,7 @@ def transfer(grown: Part, source: Source, *, stall_s: int, allow_xet: bool) -> N
         url, timeout=stall_s, headers=headers, retry_on_errors=False
     )
     _check_promise(entry, meta, source)
-    if meta.xet_file_data is not None and allow_xet and is_xet_available():
+    if meta.xet_file_data is not None and allow_xet and hub.has_xet():
         _transfer_xet(grown, meta, headers)
         return
     if not _same_host(meta.location, url):
