@@ -66,11 +66,10 @@ def plan(
     garbage = Garbage()
     held = lease.held_views(store)
     gen = store.root / "views" / ".gen"
-    current = {
-        path.readlink().name
-        for path in (store.root / "views").iterdir()
-        if path.is_symlink()
-    }
+    names = [path for path in (store.root / "views").iterdir() if path.is_symlink()]
+    # A link that starts with a dot is what a killed `link` left: it names nothing.
+    current = {path.readlink().name for path in names if path.name[0] != "."}
+    garbage.links = [path for path in names if path.name[0] == "."]
     needed = {e.sha256 for m in manifests.values() for e in m.files if e.sha256}
     wanted = {e.key for m in manifests.values() for e in m.files}
     for folder in sorted(gen.iterdir()):

@@ -96,7 +96,7 @@ class Store:
 
     @classmethod
     def _create(cls, root: Path) -> None:
-        # Another process that is making it, or was killed at it, has left its marker's
+        # A maker beside this one, or one that was killed, has left its marker's
         # temporary file at most: the marker comes before everything else.
         names = [p.name for p in root.iterdir()] if root.is_dir() else []
         if [name for name in names if not name.startswith(f".{MARKER}.")]:

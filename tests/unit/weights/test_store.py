@@ -407,6 +407,21 @@ def test_a_running_ranks_view_is_never_collected(kit: Kit, filled: Filled) -> No
     }
 
 
+def test_what_a_killed_link_left_keeps_no_view_alive(
+    filled: Filled, tmp_path: Path
+) -> None:
+    store, manifest, _ = filled
+    old = view.link(store, manifest)
+    left = store.root / "views" / f".{manifest.slug}.4711.tmp"
+    left.symlink_to(old.path.readlink())
+    template = tmp_path / "t.jinja"
+    template.write_text("new")
+    new = view.link(store, pin.pin(store, manifest, template.name, template))
+    assert gc.collect(store).views == [old.folder]
+    assert not os.path.lexists(left)
+    assert new.path.resolve() == new.folder
+
+
 def test_gc_refuses_beside_a_command_that_adds(filled: Filled) -> None:
     store, _, _ = filled
     with locks.using(store), pytest.raises(CommandError, match="another glmspark"):
