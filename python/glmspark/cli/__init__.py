@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "start": ("start", "Bring the kit to serve."),
     "status": ("status", "Say what the kit does."),
     "stop": ("stop", "End every rank and prove it."),
+    "weights": ("weights", "Fetch, verify, share and carry the weights."),
 }
 
 
