@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 
 class Split(StrEnum):
-    """How tensor parallelism cuts a tensor: whole, or by ``heads``, ``ffn``, …"""
+    """How tensor parallelism cuts a tensor: whole, or by ``heads``, ``ffn``, …."""
 
     WHOLE = "whole"
     KDA_HEADS = "kda heads"
@@ -181,12 +181,8 @@ def stream_tensors(m: ModelShape) -> Iterator[Tensor]:
         yield Tensor(f"hc_{side}_scale", (3,), kind, stored=4, resident=4)
 
 
-def _norms(m: ModelShape) -> Iterator[Tensor]:
-    yield Tensor("norms", (m.hidden,), Kind.STREAMS, count=2)
-
-
 def _layer(m: ModelShape, index: int) -> Iterator[Tensor]:
-    yield from _norms(m)
+    yield Tensor("norms", (m.hidden,), Kind.STREAMS, count=2)
     yield from stream_tensors(m)
     yield from kda_tensors(m) if index in m.kda_layers else mla_tensors(m)
     if index >= m.dense_layers:
@@ -203,9 +199,9 @@ def mtp_tensors(m: ModelShape) -> Iterator[Tensor]:
     """
     glue = [
         Tensor("eh_proj", (m.hidden, 2 * m.hidden), Kind.MTP),
-        Tensor("enorm, hnorm, shared_head.norm", (m.hidden,), Kind.MTP, count=3),
+        Tensor("the five norms", (m.hidden,), Kind.MTP, count=5),
     ]
-    for part in (_norms(m), mla_tensors(m), moe_tensors(m), iter(glue)):
+    for part in (mla_tensors(m), moe_tensors(m), iter(glue)):
         for tensor in part:
             yield replace(tensor, kind=Kind.MTP)
 

@@ -102,8 +102,8 @@ def _group_blocks(layout: Layout, group: Group, tokens: int, in_flight: int) -> 
     if group.kind == "tail":
         return 1
     draft = layout.drafting.draft
-    assert draft is not None
-    held = min(draft.window - 1 + in_flight, tokens)
+    window = draft.window if draft else 0
+    held = min(window - 1 + in_flight, tokens)
     return math.ceil(held / group.block_tokens) + 1
 
 
@@ -132,7 +132,7 @@ def target_block(state: int, counted_bytes: int) -> int:
 
 def _fewest_padded(counts: list[int], least: int) -> int:
     """Repeats a group: the one with the least padding; vLLM's _approximate_gcd."""
-    candidates = range(least, max(max(counts), least) + 1)
+    candidates = range(least, max(*counts, least) + 1)
     return min(candidates, key=lambda d: (sum(-c % d for c in counts), -d))
 
 
@@ -214,7 +214,7 @@ def layout(
     topo: Topology,
     drafting: Drafting,
     *,
-    kind: KvKind = KvKind(),  # noqa: B008 - frozen
+    kind: KvKind = KvKind(),
     block_tokens: int | None = None,
 ) -> Layout:
     """The pool's geometry; ``block_tokens`` overrides the computed target block.

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-
 from glmspark.errors import ConfigError
 from glmspark.serving.census import Kind, checkpoint_tensors, draft_tensors
 from glmspark.serving.model import draft_shape, model_shape, shipped_config
@@ -66,5 +65,5 @@ def test_missing_field_is_named():
 
 
 def test_other_drafter_is_refused():
-    with pytest.raises(ConfigError, match="LlamaForCausalLM.*DFlash2DraftModel"):
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM.*DFlash2DraftModel"):
         draft_shape({"architectures": ["LlamaForCausalLM"]})

@@ -1,9 +1,6 @@
 """Page arithmetic: the measured numbers of the hybrid layout, and its refusals."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from glmspark.errors import ConfigError
 from glmspark.serving.kv import (
     Drafting,
@@ -15,6 +12,8 @@ from glmspark.serving.kv import (
     target_block,
 )
 from glmspark.serving.topology import TOPOLOGIES, topology
+from hypothesis import given
+from hypothesis import strategies as st
 
 POOL = 14 * 2**30
 REQUEST = 262_144
@@ -30,8 +29,9 @@ MEASURED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "block", "flight", "mb", "blocks", "ids"), MEASURED)
-def test_measured_layouts(model, dflash, name, block, flight, mb, blocks, ids):
+@pytest.mark.parametrize("measured", MEASURED)
+def test_measured_layouts(model, dflash, measured):
+    name, block, flight, mb, blocks, ids = measured
     found = layout(model, topology(name), dflash(block))
     assert round(found.bytes_per_block / 1e6, 1) == mb
     assert found.pool_blocks(POOL) == blocks
@@ -53,7 +53,7 @@ def test_one_request_at_two_ranks_is_kda_mla_tail_and_draft(model, dflash):
 
 
 @pytest.mark.parametrize(
-    ("name", "block", "state", "small"),
+    "expected",
     [
         ("tp2", 4608, 2_342_912, 768),
         ("tp3", 3328, 1_610_752, 832),
@@ -61,7 +61,8 @@ def test_one_request_at_two_ranks_is_kda_mla_tail_and_draft(model, dflash):
         ("tp4-ring", 2304, 1_171_456, 768),
     ],
 )
-def test_blocks_of_the_topologies(model, dflash, name, block, state, small):
+def test_blocks_of_the_topologies(model, dflash, expected):
+    name, block, state, small = expected
     found = layout(model, topology(name), dflash())
     assert (found.block_tokens, found.state_bytes) == (block, state)
     assert draft_block_for(block) == small

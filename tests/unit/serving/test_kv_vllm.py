@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from glmspark.serving.kv import Drafting, KvKind, layout
 from glmspark.serving.topology import draft_heads, topology
 
@@ -77,7 +76,9 @@ def answers(model, draft):
     return dict(zip(CASES, json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1][0]}{c[1][1:]}-{c[2]}")
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda c: f"{c[0]}-{c[1][0]}{c[1][1:]}-{c[2]}"
+)
 def test_vllm_agrees(model, draft, answers, case):
     name, method, dtype = case
     kind = KvKind(counted_bytes=512 if dtype == "fp8" else 1024)
