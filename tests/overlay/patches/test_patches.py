@@ -35,6 +35,7 @@ def run_checks(tree, report):
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
             *("-c", os.devnull, "--rootdir", str(HERE), "--noconftest"),
             *("--import-mode", "importlib", f"--junitxml={report}"),
+            "--continue-on-collection-errors",
             *map(str, CHECKS),
         ],
         env=env,
