@@ -125,9 +125,7 @@ def plan(tree: Path, patches: Sequence[Path], *, reverse: bool) -> dict[Path, st
             target = tree / file.path
             if target not in texts:
                 texts[target] = _read(target, file, reverse=reverse)
-            texts[target] = patched(
-                texts[target], file.reversed() if reverse else file
-            )
+            texts[target] = patched(texts[target], file.reversed() if reverse else file)
     return texts
 
 

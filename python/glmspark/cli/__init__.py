@@ -14,7 +14,10 @@ from glmspark.errors import ExitCode, GlmSparkError
 
 # command -> (module below glmspark.cli, one line of help). A module is imported when
 # its command runs, so that `--version` and `plan` do not pay for the others.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "profile": ("profile", "list, show and compare serving profiles"),
+    "roofline": ("roofline", "what memory and link allow, in tokens a second"),
+}
 
 
 class LazyGroup(click.Group):

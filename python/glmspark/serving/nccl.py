@@ -64,9 +64,14 @@ def _cache_env(cache_dir: str) -> dict[str, str]:
     }
 
 
-# Patched at build (overlay/vllm): off on SM12x until it was compared on hardware,
-# and idle readers that sleep instead of burning the power budget of the shared die.
-PATCHED = {"GLMSPARK_SM12X_PDL": "0", "GLMSPARK_SPIN_MS": "16"}
+# Patched at build (overlay/vllm): PDL off on SM12x until it was compared on hardware,
+# idle readers that sleep instead of burning the power budget of the shared die, and
+# stop strings that do not end a request inside its reasoning.
+PATCHED = {
+    "GLMSPARK_SM12X_PDL": "0",
+    "GLMSPARK_SPIN_MS": "16",
+    "GLMSPARK_STOPS_AFTER_REASONING": "1",
+}
 
 # Named so that a test can tell them from values that must agree.
 PER_NODE = frozenset(

@@ -15,7 +15,15 @@ from glmspark.serving.nccl import rank_environment
 from glmspark.serving.profiles import Engine, Profile
 from glmspark.serving.topology import Topology, draft_heads
 
-# GB10 measures one stream; a step that stalls longer than this is a dead peer.
+# Layers that vLLM's online FP8 takes with dense = "fp8"; overlay/vllm/0011 opens KDA
+# and MLA to it. kv_b_proj stays: MLA absorbs it, and would keep a bf16 copy.
+DENSE_FP8_TARGETS = {
+    r"re:.*\.self_attn\.(in_proj_qkvbfg_a|f_b_proj|g_b_proj|q_b_proj|o_proj)$": (
+        "fp8_per_channel"
+    ),
+    r"re:.*\.shared_experts\.(gate_proj|up_proj|down_proj)$": "fp8_per_channel",
+}
+# A collective that waits longer than this waits for a dead peer.
 DISTRIBUTED_TIMEOUT_S = 1800
 
 
@@ -87,6 +95,20 @@ def head_overrides(
         "linear_num_heads": kda,
     }
     return {"text_config": text} if "text_config" in serving.config else text
+
+
+def check_dense(topo: Topology, engine: Engine) -> None:
+    """Raises ConfigError for FP8 at three ranks.
+
+    There one KDA input projection has 8,726 rows a rank, and vLLM's FP8 kernels want
+    multiples of 16.
+    """
+    if engine.dense == "fp8" and topo.ranks == 3:
+        raise ConfigError(
+            "dense = 'fp8' does not work at three ranks: 8,726 rows a rank do not "
+            "divide by 16",
+            hint="set dense = 'bf16' in the profile",
+        )
 
 
 def padded_draft_config(topo: Topology, serving: Serving) -> dict[str, Any] | None:
@@ -224,6 +246,10 @@ class _Line:
         if overrides:
             yield from _flag("hf-overrides", _json(overrides))
         engine = self.profile.engine
+        if engine.dense == "fp8":
+            yield from _flag(
+                "quantization-config", _json({"targets": DENSE_FP8_TARGETS})
+            )
         drafting = speculative_config(engine, self.topo, self.serving, self.memory)
         if drafting:
             yield from _flag("speculative-config", _json(drafting))
@@ -240,6 +266,7 @@ def render(kit: KitShape, profile: Profile, serving: Serving) -> Rendered:
     """
     topo = check_kit(kit, serving)
     engine = profile.engine
+    check_dense(topo, engine)
     load = Load(
         engine,
         serving.drafter,

@@ -10,8 +10,14 @@ from glmspark.serving.kv import Drafting
 from glmspark.serving.model import ModelShape
 from glmspark.serving.topology import Cut, Topology, cut
 
-# Kinds whose bf16 matrices dense FP8 replaces: attention projections, shared expert.
-FP8_KINDS = frozenset({Kind.KDA, Kind.MLA, Kind.SHARED})
+# bf16 matrices that dense FP8 takes (render.DENSE_FP8_TARGETS): KDA's projections, of
+# MLA the two large ones that no other code reads, the shared expert.
+DENSE_NAMES = {
+    Kind.KDA: frozenset(
+        f"{part}_proj" for part in ("q", "k", "v", "b", "f_a", "f_b", "g_a", "g_b", "o")
+    ),
+    Kind.MLA: frozenset({"q_b_proj", "o_proj"}),
+}
 
 
 @dataclass(frozen=True)
@@ -27,14 +33,17 @@ class Weights:
         return sum(self.by_kind.values()) + self.copies
 
 
-def _is_matrix(tensor: Tensor) -> bool:
-    return len(tensor.shape) == 2 and tensor.resident == 2 and min(tensor.shape) > 64
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the profile's ``dense`` setting decides how ``tensor`` is held."""
+    if tensor.kind is Kind.SHARED:
+        return True
+    return tensor.name in DENSE_NAMES.get(tensor.kind, frozenset())
 
 
 def resident_bytes(tensor: Tensor, share: Cut, *, dense_fp8: bool) -> int:
     """Bytes of one rank's share of ``tensor`` in vLLM's parameter type."""
     width = tensor.resident
-    if dense_fp8 and tensor.kind in FP8_KINDS and _is_matrix(tensor):
+    if dense_fp8 and is_dense(tensor):
         width = 1
     return round(tensor.elements * width * share.share(tensor.split))
 

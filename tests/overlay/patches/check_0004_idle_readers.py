@@ -21,7 +21,11 @@ def reader():
 
     yield make
     for one in made:
-        for name in ("local_notify_socket", "write_cancel_socket", "read_cancel_socket"):
+        for name in (
+            "local_notify_socket",
+            "write_cancel_socket",
+            "read_cancel_socket",
+        ):
             getattr(one, name).close(0)
     writer.close(0)
     context.term()
@@ -30,7 +34,9 @@ def reader():
 def parks_after(condition, idle_s):
     """Whether a reader parks (polls) that has been idle for ``idle_s``."""
     polled = []
-    condition.poller = SimpleNamespace(poll=lambda timeout: polled.append(timeout) or [])
+    condition.poller = SimpleNamespace(
+        poll=lambda timeout: polled.append(timeout) or []
+    )
     now = condition.last_read + idle_s
     with mock.patch.object(shm_broadcast.time, "monotonic", lambda: now):
         condition.wait(timeout_ms=7)

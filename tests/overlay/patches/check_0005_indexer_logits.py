@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-import glm5next_stub  # noqa: E402
+import glm5next_stub
 
 glm5next_stub.install()
 
@@ -68,7 +68,9 @@ def run():
     torch.ops._C.top_k_per_row_prefill = lambda *_: None
     with (
         mock.patch.object(
-            op, "get_forward_context", lambda: SimpleNamespace(attn_metadata={"k": metadata})
+            op,
+            "get_forward_context",
+            lambda: SimpleNamespace(attn_metadata={"k": metadata}),
         ),
         mock.patch.object(op, "DeepseekV32IndexerMetadata", Metadata),
         mock.patch.object(op, "current_workspace_manager", lambda: workspace),

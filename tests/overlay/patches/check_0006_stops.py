@@ -11,7 +11,9 @@ WORDS = ["<think>", "</think>", "a", "b", "END", "c"]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="a"))
+    raw = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="a")
+    )
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     raw.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=raw)
@@ -76,9 +78,7 @@ def test_one_step_over_the_end_of_reasoning(on, tokenizer):
 
 def test_stop_may_be_included(on, tokenizer):
     steps = ["END </think> b END c"]
-    _, text = generate(
-        tokenizer, "<think>", steps, include_stop_str_in_output=True
-    )
+    _, text = generate(tokenizer, "<think>", steps, include_stop_str_in_output=True)
     assert text.endswith("bEND")
 
 

@@ -14,7 +14,9 @@ NAME = "model.language_model.layers.{}.self_attn.o_proj.weight"
 
 def checkpoint(folder, fill, layers=(0, 1, 2), shape=(2, 4), dtype=torch.bfloat16):
     folder.mkdir()
-    tensors = {NAME.format(n): torch.full(shape, float(fill), dtype=dtype) for n in layers}
+    tensors = {
+        NAME.format(n): torch.full(shape, float(fill), dtype=dtype) for n in layers
+    }
     tensors["model.norm.weight"] = torch.full((2,), float(fill))
     save_file(tensors, str(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps({}))

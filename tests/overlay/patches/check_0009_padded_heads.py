@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the field's name
 from vllm.model_executor import parameter
 from vllm.model_executor.layers import linear
 from vllm.model_executor.model_loader import padded_heads

@@ -9,7 +9,9 @@ OVERLAY = Path(__file__).parents[3] / "overlay" / "vllm"
 
 
 def load_apply():
-    spec = importlib.util.spec_from_file_location("glmspark_apply", OVERLAY / "apply.py")
+    spec = importlib.util.spec_from_file_location(
+        "glmspark_apply", OVERLAY / "apply.py"
+    )
     module = importlib.util.module_from_spec(spec)
     import sys
 

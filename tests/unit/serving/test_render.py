@@ -11,7 +11,12 @@ from glmspark.errors import ConfigError, PreflightError
 from glmspark.serving.kit import capture_sizes
 from glmspark.serving.nccl import PER_NODE
 from glmspark.serving.profiles import load_profile, profile_names
-from glmspark.serving.render import layer_range, padded_draft_config, render
+from glmspark.serving.render import (
+    DENSE_FP8_TARGETS,
+    layer_range,
+    padded_draft_config,
+    render,
+)
 from glmspark.serving.topology import TOPOLOGIES, topology
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "serving"
@@ -197,6 +202,37 @@ def test_too_little_memory_names_shortfall_and_length(kit, serving):
         render(shape, load_profile("long-context"), serving)
     assert e.value.hint.startswith("set max_model_len = ")
     assert e.value.node == "spark-1"
+
+
+def dense(profile, kind):
+    return replace(profile, engine=replace(profile.engine, dense=kind))
+
+
+def test_dense_fp8_names_its_layers(kit, serving):
+    profile = dense(load_profile("default"), "fp8")
+    rank = render(kit("tp4"), profile, serving).ranks[1]
+    config = json.loads(value(rank.argv, "--quantization-config"))
+    assert config == {"targets": DENSE_FP8_TARGETS}
+    assert rank.env["GLMSPARK_DENSE"] == "fp8"
+
+
+def test_dense_bf16_needs_no_flag(kit, serving):
+    rank = render(kit(), load_profile("default"), serving).ranks[0]
+    assert "--quantization-config" not in rank.argv
+    assert rank.env["GLMSPARK_DENSE"] == "bf16"
+
+
+def test_dense_fp8_is_refused_at_three_ranks(kit, serving):
+    heads = topology("tp3").pad(64) // 3
+    assert (3 * heads * 128 + heads + 2 * 128) % 16  # the reason that is given
+    with pytest.raises(ConfigError, match="does not work at three ranks"):
+        render(kit("tp3"), dense(load_profile("default"), "fp8"), serving)
+
+
+def test_patch_check_tries_the_same_patterns():
+    check = GOLDEN.parents[1] / "overlay/patches/check_0011_dense.py"
+    for pattern in DENSE_FP8_TARGETS:
+        assert pattern in check.read_text()
 
 
 def test_transplant_without_donor_is_refused(kit, serving):
