@@ -116,9 +116,17 @@ class MemoryPlan:
 _HOST = frozenset({"head processes", "reserve"})
 
 
-def batched_tokens(engine: Engine, block: int, draft_tokens: int) -> int:
-    """max_num_batched_tokens: whole blocks of prefill beside all decoding rows."""
-    return engine.prefill_blocks * block + engine.max_num_seqs * (draft_tokens + 1)
+def batched_tokens(engine: Engine, block: int, drafting: Drafting) -> int:
+    """max_num_batched_tokens: whole blocks of prefill beside all decoding rows.
+
+    A decoding request takes drafts + 1 rows, and vLLM holds back as many slots again
+    for DFlash's mask queries (SpeculativeConfig.max_num_new_slots_for_drafting). With
+    less, two running streams leave a prefill less than one block, vLLM cuts that down
+    to nothing, and the prompt waits until they end (tests/unit/serving).
+    """
+    held_back = drafting.tokens if drafting.method == "dflash2" else 0
+    rows = drafting.tokens + 1 + held_back
+    return engine.prefill_blocks * block + engine.max_num_seqs * rows
 
 
 def drafting_for(
@@ -209,7 +217,7 @@ def memory_plan(
     """
     engine = load.engine
     pool = engine_layout(model, topo, engine, load.method, load.draft)
-    batched = batched_tokens(engine, pool.block_tokens, pool.drafting.tokens)
+    batched = batched_tokens(engine, pool.block_tokens, pool.drafting)
     weights = rank_weights(
         model,
         topo,
