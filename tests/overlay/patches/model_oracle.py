@@ -37,10 +37,11 @@ for module, names in {
     for name in names:
         setattr(stub, name, type(name, (), {}))
 
-from transformers import Glm5NextTextConfig  # noqa: E402
+from transformers import Glm5NextTextConfig, Qwen3Config  # noqa: E402
 from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.distributed import parallel_state  # noqa: E402
 from vllm.model_executor.model_loader.padded_heads import pad_heads  # noqa: E402
+from vllm.model_executor.models import qwen3_dflash, qwen3_dflash2  # noqa: E402
 from vllm.models.glm5next.common import attention  # noqa: E402
 from vllm.models.glm5next.common import model as glm  # noqa: E402
 
@@ -173,6 +174,42 @@ def full_size(raw, ranks):
     return found
 
 
+def drafter(raw, ranks):
+    """Bytes of the full-size drafter on one rank, without what the target shares."""
+    kv = -(-raw["num_key_value_heads"] // ranks) * ranks
+    group_size = raw["num_attention_heads"] // raw["num_key_value_heads"]
+    heads = {"num_key_value_heads": kv, "num_attention_heads": kv * group_size}
+    config = Qwen3Config(**{**raw, **heads})
+    base = VllmConfig()
+    fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
+    vllm_config = SimpleNamespace(**fields)
+    vllm_config.model_config = SimpleNamespace(dtype=torch.bfloat16)
+    vllm_config.speculative_config = SimpleNamespace(
+        draft_model_config=SimpleNamespace(hf_config=config),
+        num_speculative_tokens=7,
+    )
+    parallel_state._TP, parallel_state._PP = group(0, ranks), group(0, 1)
+    taps = raw["dflash_config"]["target_layer_ids"]
+    with contextlib.ExitStack() as stack:
+        for name, value in (
+            ("DFlashDraftAttention", Bare),
+            ("get_current_vllm_config", lambda: vllm_config),
+            ("get_draft_quant_config", lambda _: None),
+            ("get_rope", lambda *_, **__: None),
+            ("get_eagle3_aux_layers_from_config", lambda _: taps),
+        ):
+            stack.enter_context(mock.patch.object(qwen3_dflash, name, value))
+        stack.enter_context(set_current_vllm_config(base))
+        stack.enter_context(torch.device("meta"))
+        model = qwen3_dflash2.DFlash2Qwen3Model(vllm_config=vllm_config, prefix="")
+    shared = ("embed_tokens", "mask_embedding")
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for name, tensor in model.named_parameters()
+        if not name.startswith(shared)
+    )
+
+
 def tiny_checkpoint():
     """Name -> tensor of every native tensor of TINY, under the checkpoint's names."""
     t, linear = TINY, TINY["linear_attn_config"]
@@ -254,8 +291,10 @@ def loaded(raw, checkpoint, rank, ranks):
 
 def main():
     torch.set_default_dtype(torch.bfloat16)
-    raw = json.load(sys.stdin)
+    given = json.load(sys.stdin)
+    raw = given["target"]
     full = {ranks: full_size(raw, ranks) for ranks in (1, 2, 3, 4)}
+    draft = {ranks: drafter(given["drafter"], ranks) for ranks in (1, 2, 3, 4)}
     torch.set_default_dtype(torch.float32)
     checkpoint = tiny_checkpoint()
     tiny = {
@@ -263,7 +302,8 @@ def main():
         for ranks in (1, 2, 3, 4)
     }
     sums = {name: tensor.double().sum().item() for name, tensor in checkpoint.items()}
-    json.dump({"full": full, "tiny": tiny, "checkpoint": sums}, sys.stdout)
+    found = {"full": full, "drafter": draft, "tiny": tiny, "checkpoint": sums}
+    json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from glmspark.serving.census import Kind
 from glmspark.serving.kv import Drafting
-from glmspark.serving.model import model_shape, shipped_config
+from glmspark.serving.model import draft_shape, model_shape, shipped_config
 from glmspark.serving.shard import rank_weights
 from glmspark.serving.topology import TOPOLOGIES, Topology
 
 ORACLE = Path(__file__).with_name("model_oracle.py")
-# Built by others: routed experts (EXL3 plugin), vision, drafter, MTP block.
+# Not in this model: routed experts (the EXL3 plugin's), vision, drafter, MTP block.
 ELSEWHERE = {Kind.EXPERTS, Kind.VISION, Kind.DRAFTER, Kind.MTP}
 RANKS = {1: Topology("one", 1), 2: TOPOLOGIES["tp2"], 3: TOPOLOGIES["tp3"]}
 RANKS[4] = TOPOLOGIES["tp4"]
@@ -25,7 +25,12 @@ RANKS[4] = TOPOLOGIES["tp4"]
 def oracle(patched_tree):
     done = subprocess.run(
         [sys.executable, str(ORACLE)],
-        input=json.dumps(shipped_config("glm-5.3-flash")["text_config"]),
+        input=json.dumps(
+            {
+                "target": shipped_config("glm-5.3-flash")["text_config"],
+                "drafter": shipped_config("dflash2"),
+            }
+        ),
         env={
             **os.environ,
             "PYTHONPATH": str(patched_tree),
@@ -46,6 +51,14 @@ def test_resident_bytes_are_the_models_parameters(oracle, ranks):
     ours = rank_weights(model, RANKS[ranks], Drafting("none", 0)).by_kind
     found = {kind.value: size for kind, size in ours.items() if kind not in ELSEWHERE}
     assert found == oracle["full"][str(ranks)]
+
+
+@pytest.mark.parametrize("ranks", sorted(RANKS))
+def test_drafter_bytes_are_the_drafters_parameters(oracle, ranks):
+    model = model_shape(shipped_config("glm-5.3-flash"))
+    drafting = Drafting("dflash2", 7, draft_shape(shipped_config("dflash2")))
+    ours = rank_weights(model, RANKS[ranks], drafting).by_kind[Kind.DRAFTER]
+    assert ours == oracle["drafter"][str(ranks)]
 
 
 @pytest.mark.parametrize("ranks", sorted(RANKS))
