@@ -1,9 +1,11 @@
 """Apply the patches of this folder to a tree that holds ``vllm/``, with zero fuzz.
 
 ``python apply.py TREE`` where TREE is site-packages of vLLM 0.32.0 (or a copy).
-``--check`` changes nothing; ``--reverse`` takes the patches back. Every hunk must
-match at its very line: a tree of another version is refused, not half patched. Exit
-status 0 done, 7 a patch does not match, 2 usage.
+``--check`` changes nothing; ``--reverse`` takes the patches back; ``--link SITE`` first
+makes TREE of links into the installed SITE/vllm, so that PYTHONPATH=TREE runs a patched
+engine and nothing installed changes. Every hunk must match at its very line: a tree of
+another version is refused, not half patched. Exit status 0 done, 7 a patch does not
+match, 2 usage.
 """
 
 from __future__ import annotations
@@ -148,6 +150,20 @@ def apply(tree: Path, *, reverse: bool = False, check: bool = False) -> list[Pat
     return sorted(texts)
 
 
+def link_tree(source: Path, target: Path) -> None:
+    """Make ``target``: every folder of ``source`` anew, every file a link into it.
+
+    Folders of byte code are linked whole, so readers find it. Run with
+    PYTHONDONTWRITEBYTECODE=1, or patched files would leave theirs among it.
+    """
+    target.mkdir(parents=True)
+    for item in source.iterdir():
+        if item.is_dir() and item.name != "__pycache__":
+            link_tree(item, target / item.name)
+        else:
+            (target / item.name).symlink_to(item.resolve())
+
+
 def touched() -> Iterator[str]:
     """Paths that the patches change, relative to the tree."""
     for path in patch_files():
@@ -161,8 +177,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("tree", type=Path, help="folder that holds vllm/")
     parser.add_argument("--check", action="store_true", help="change nothing")
     parser.add_argument("--reverse", action="store_true", help="take patches back")
+    parser.add_argument("--link", type=Path, metavar="SITE", help="make TREE of links")
     args = parser.parse_args(argv)
     try:
+        if args.link:
+            link_tree(args.link / "vllm", args.tree / "vllm")
         files = apply(args.tree, reverse=args.reverse, check=args.check)
     except PatchError as error:
         sys.stderr.write(f"error: {error}\n")

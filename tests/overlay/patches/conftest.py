@@ -28,20 +28,6 @@ def installed_vllm() -> Path:
     return Path(found.submodule_search_locations[0])
 
 
-def link_tree(source: Path, target: Path) -> None:
-    """``target`` with every folder made and every file a link into ``source``.
-
-    Folders of byte code are linked whole: readers find it, and the checks run with
-    PYTHONDONTWRITEBYTECODE so that patched files do not land among it.
-    """
-    target.mkdir(parents=True)
-    for item in source.iterdir():
-        if item.is_dir() and item.name != "__pycache__":
-            link_tree(item, target / item.name)
-        else:
-            (target / item.name).symlink_to(item)
-
-
 @pytest.fixture(scope="session")
 def apply_tool():
     return load_apply()
@@ -50,6 +36,6 @@ def apply_tool():
 @pytest.fixture(scope="session")
 def patched_tree(tmp_path_factory, apply_tool):
     tree = tmp_path_factory.mktemp("patched")
-    link_tree(installed_vllm(), tree / "vllm")
-    apply_tool.apply(tree)
+    site = installed_vllm().parent
+    assert apply_tool.main([str(tree), "--link", str(site)]) == 0
     return tree
