@@ -23,8 +23,9 @@ DENSE_FP8_TARGETS = {
     ),
     r"re:.*\.shared_experts\.(gate_proj|up_proj|down_proj)$": "fp8_per_channel",
 }
-# A collective that waits longer than this waits for a dead peer.
-DISTRIBUTED_TIMEOUT_S = 1800
+# Ranks meet after the load, the slowest of which took 372 s where it was measured; one
+# that waits longer than this waits for a dead peer.
+DISTRIBUTED_TIMEOUT_S = 900
 
 
 @dataclass(frozen=True)

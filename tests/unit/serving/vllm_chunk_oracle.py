@@ -1,14 +1,12 @@
 """Tokens of prefill that vLLM 0.32.0 schedules beside decoding requests.
 
-Reads a JSON list of cases on stdin, writes a list of chunk lengths. The budget is
-spent as Scheduler.schedule does it; how many slots a drafter holds back, and where a
-chunk is cut, are vLLM's own functions.
+Asked by test_chunks_vllm.py; answers are chunk lengths. The budget is spent as
+Scheduler.schedule does it; how many slots a drafter holds back, and where a chunk is
+cut, are vLLM's own functions.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from types import SimpleNamespace
 
 from vllm.config.speculative import SpeculativeConfig
@@ -60,5 +58,6 @@ def chunk(case):
     return Scheduler._mamba_block_aligned_split(scheduler, request, max(new, 0))
 
 
-if __name__ == "__main__":
-    json.dump([chunk(case) for case in json.load(sys.stdin)], sys.stdout)
+def answers(cases):
+    """One length a case; see :func:`chunk`."""
+    return [chunk(case) for case in cases]

@@ -1,15 +1,12 @@
-"""vLLM's own KV grouping for a list of cases; run by test_kv_vllm.py.
+"""vLLM's own KV grouping for a list of cases; asked by test_kv_vllm.py.
 
-Reads a JSON list of cases on stdin, writes a JSON list of results to stdout. Every
-number in a result comes from vLLM 0.32.0's functions: the block size from
+Every number in a result comes from vLLM 0.32.0's functions: the block size from
 ``Platform._align_hybrid_block_size``, groups from ``get_kv_cache_groups``, blocks
 from ``get_kv_cache_config_from_groups``, needs from the specs themselves.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -207,5 +204,6 @@ def answer(case):
     }
 
 
-if __name__ == "__main__":
-    json.dump([answer(case) for case in json.load(sys.stdin)], sys.stdout)
+def answers(cases):
+    """One dict a case; see :func:`answer`."""
+    return [answer(case) for case in cases]

@@ -1,13 +1,12 @@
 """Cached tokens of a second request, by vLLM 0.32.0's own manager and scheduler.
 
-Reads a JSON list of cases on stdin. A first request of ``prompt`` tokens is prefilled
+Asked by test_prefix_vllm.py. A first request of ``prompt`` tokens is prefilled
 in the chunks that the scheduler cuts, answers, and ends; then an exact replay of its
-prompt is looked up. Writes the tokens found for each case.
+prompt is looked up.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,5 +103,6 @@ def found(case):
     return {"hash_block": hashed, "cached": manager.get_computed_blocks(again)[1]}
 
 
-if __name__ == "__main__":
-    json.dump([found(case) for case in json.load(sys.stdin)], sys.stdout)
+def answers(cases):
+    """One dict a case; see :func:`found`."""
+    return [found(case) for case in cases]
