@@ -119,10 +119,11 @@ _HOST = frozenset({"head processes", "reserve"})
 def batched_tokens(engine: Engine, block: int, drafting: Drafting) -> int:
     """max_num_batched_tokens: whole blocks of prefill beside all decoding rows.
 
-    A decoding request takes drafts + 1 rows, and vLLM holds back as many slots again
-    for DFlash's mask queries (SpeculativeConfig.max_num_new_slots_for_drafting). With
-    less, two running streams leave a prefill less than one block, vLLM cuts that down
-    to nothing, and the prompt waits until they end (tests/unit/serving).
+    A decoding request takes drafts + 1 rows, and vLLM 0.32.0 holds back a slot more for
+    each of DFlash's mask queries (SpeculativeConfig.max_num_new_slots_for_drafting;
+    0.33.0 holds none back, and this stays right there). With less, two running streams
+    leave a prefill less than one block, vLLM cuts that down to nothing, and the prompt
+    waits until they end (tests/unit/serving/test_chunks_vllm.py).
     """
     held_back = drafting.tokens if drafting.method == "dflash2" else 0
     rows = drafting.tokens + 1 + held_back

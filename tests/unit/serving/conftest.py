@@ -81,7 +81,7 @@ def serving():
 
 
 class Oracle:
-    """vLLM in one process for the whole session; see vllm_oracle.py."""
+    """vLLM in one process for all tests here; see vllm_oracle.py."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
