@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+import resource
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from glmspark.fabric import carrier
 from glmspark.fabricfacts import enrich, join, read_rdma
 from glmspark.fabrictypes import FabricFacts
-from glmspark.facts import Roots
+from glmspark.facts import Facts, Roots
+from glmspark.hostfacts import Gpu, HostFacts
 from glmspark.netlink import Assigned, Link
+from glmspark.reach import PathFacts
+from glmspark.views import NodeView
 
 LINK_LOCAL = "fe80:0000:0000:0000:0200:00ff:fe00:0001"
 ZERO = ":".join(["0000"] * 8)
@@ -159,3 +164,54 @@ def card(socket: int, first: str = "", second: str = "", **more: object) -> list
         for name, value in more.items():
             setattr(port, name, value)
     return ports
+
+
+GIB = 1 << 30
+
+
+def spark_view(name: str, rank: int, fabric: FabricFacts, address: str) -> NodeView:
+    """A healthy Spark with that fabric: memory, GPU, limits, paths to its peer."""
+    facts = Facts(
+        hostname=name,
+        kernel="6.17.0-1014-nvidia",
+        machine="aarch64",
+        kernel_boot="b",
+        page_bytes=4096,
+        uid=1000,
+        cores=20,
+        memory={
+            "MemTotal": 121 * GIB,
+            "MemAvailable": 112 * GIB,
+            "CmaTotal": GIB >> 5,
+            "CmaFree": GIB >> 6,
+        },
+        memlock_bytes=resource.RLIM_INFINITY,
+        listeners=(),
+        strays=(),
+        free_disk={"state": 100 * GIB, "cache": 100 * GIB},
+        engine={"version vllm": "0.32.0"},
+        gpus=("NVIDIA GB10",),
+    )
+    host = HostFacts(  # noqa: S604 - the login shell's name, nothing is run
+        driver="580.95.05",
+        gpus=(Gpu("NVIDIA GB10", "580.95.05", 208, 3003, 4.1, 0),),
+        tools={"nix": "/usr/bin/nix", "podman": "/usr/bin/podman"},
+        ip_forward=True,
+        clock_synced=True,
+        shell="/bin/bash",
+        path="/usr/bin",
+    )
+    device = carrier(fabric, address)
+    peer = "10.66.1.2" if address == "10.66.1.1" else "10.66.1.1"
+    path = PathFacts(
+        peer,
+        device.name if device else "",
+        address,
+        device.mtu if device else 0,
+        "",
+        True,
+        True,
+        "",
+        {29555: "refused", 61111: "refused"},
+    )
+    return NodeView(name, rank, address, facts, fabric, host, (path,))

@@ -209,6 +209,8 @@ def match_rails(
         if not wrong and len(rails) == len(nodes):
             for name, rail in rails.items():
                 kept[name].append(rail)
+        elif number == 0:
+            break  # the rail of the fabric address is the one that must be
     _require_first(nodes, kept, dropped)
     return _one_gid(kept, dropped)
 
