@@ -8,9 +8,12 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from glmspark.errors import ConfigError
-from glmspark.schema import Kit
+
+if TYPE_CHECKING:  # this module is sent to nodes without pydantic
+    from glmspark.schema import Kit
 
 
 @dataclass(frozen=True)

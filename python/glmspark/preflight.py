@@ -29,13 +29,17 @@ CHECKS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing in the way: where, what was seen, what is needed, what mends it."""
+    """One thing in the way: where, what was seen, what is needed, what mends it.
+
+    ``severity`` is "error", which keeps a start from happening, "warning" or "advice".
+    """
 
     check: str
     node: str
     seen: str
     needed: str
     remedy: str
+    severity: str = "error"
 
     def line(self) -> str:
         """The finding as a sentence."""
@@ -155,16 +159,19 @@ def check_node(
 
 
 def check_waivers(waived: Iterable[str]) -> None:
-    """See that each waiver names a check.
+    """See that each waiver names a check, of this module or of the doctor's.
 
     Raises:
         ConfigError: one does not; a typo must not pass for a waiver.
     """
+    from glmspark import checks
+
+    known = {**CHECKS, **checks.CHECKS}
     for name in waived:
-        if name not in CHECKS:
+        if name not in known:
             raise ConfigError(
                 f"--waive {name} names no check",
-                hint=f"checks: {', '.join(CHECKS)}",
+                hint=f"checks: {', '.join(known)}",
             )
 
 
@@ -175,7 +182,8 @@ def report(findings: list[Finding], waived: Iterable[str]) -> list[Finding]:
         PreflightError: with every finding that is not waived, each with its remedy.
     """
     waived = frozenset(waived)
-    open_ = [one for one in findings if one.check not in waived]
+    errors = [one for one in findings if one.severity == "error"]
+    open_ = [one for one in errors if one.check not in waived]
     if open_:
         lines = [f"{one.line()}\n         mend: {one.remedy}" for one in open_]
         count = f"{len(open_)} finding{'s' if len(open_) > 1 else ''}"

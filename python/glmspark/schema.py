@@ -216,6 +216,10 @@ class Paths(Table):
     cache: str = Field(
         default="", description="Compile caches; empty: $XDG_CACHE_HOME/glmspark."
     )
+    ssh_config: str = Field(
+        default="",
+        description="OpenSSH client configuration for the nodes; empty: the user's.",
+    )
     engine: str = Field(
         default="",
         description="The engine's `vllm` program; empty: beside this tool, else PATH.",

@@ -17,6 +17,8 @@ from glmspark.errors import ExitCode, GlmSparkError
 COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("completion", "Print a shell's completion script."),
     "config": ("config", "Check and show the settings."),
+    "doctor": ("doctor", "Look at every node and say what is in the way."),
+    "init": ("init", "Write kit.toml from what the nodes show."),
     "logs": ("logs", "Print what the ranks print."),
     "node": ("node", "Look at this node, or run its part of a kit."),
     "plan": ("plan", "Print what a start would do."),

@@ -1,0 +1,258 @@
+"""Hosts that tests make: network namespaces, cables, and a real sshd in each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+# Namespaces of this project's tests; each run has names of its own.
+PREFIX = "ghA"
+
+
+def need_sshd() -> None:
+    """Skip, saying why, where no sshd of our own can be run."""
+    if os.getuid() != 0:
+        pytest.skip("needs root: an sshd of its own for tests")
+    missing = [one for one in (SSHD, "ssh", "ssh-keygen") if not shutil.which(one)]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)} (apt install openssh-server)")
+
+
+def need_namespaces() -> None:
+    """Skip, saying why, where no network namespaces can be made."""
+    need_sshd()
+    if not shutil.which("ip"):
+        pytest.skip("needs ip (apt install iproute2)")
+    made = ip("netns", "add", f"{PREFIX}probe", check=False)
+    ip("netns", "del", f"{PREFIX}probe", check=False)
+    if made:
+        pytest.skip("needs network namespaces, and this kernel or container has none")
+
+
+def ip(*words: str, netns: str = "", check: bool = True) -> int:
+    """Run ip, in ``netns`` if given; its exit status."""
+    argv = ["ip", *(["-n", netns] if netns else []), *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
+    return done.returncode
+
+
+def make_key(path: Path) -> Path:
+    """A key pair at ``path``."""
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
+    subprocess.run(argv, check=True)
+    return path
+
+
+@dataclass
+class Sshd:
+    """An sshd of a test: its folder, port, and optionally its namespace."""
+
+    folder: Path
+    client_key: Path
+    port: int = 22
+    address: str = "127.0.0.1"
+    netns: str = ""
+    options: Sequence[str] = ()
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Sshd:
+        self.folder.mkdir(exist_ok=True)
+        host_key = self.folder / "host_key"
+        if not host_key.exists():
+            make_key(host_key)
+        keys = self.folder / "authorized_keys"
+        keys.write_text(self.client_key.with_suffix(".pub").read_text())
+        Path("/run/sshd").mkdir(exist_ok=True)
+        lines = [
+            f"Port {self.port}",
+            f"ListenAddress {self.address}",
+            f"HostKey {host_key}",
+            f"AuthorizedKeysFile {keys}",
+            f"PidFile {self.folder / 'pid'}",
+            "StrictModes no",
+            "UsePAM no",
+            "PasswordAuthentication no",
+            "PermitRootLogin yes",
+            "PrintMotd no",
+            *self.options,
+        ]
+        config = self.folder / "sshd_config"
+        config.write_text("\n".join(lines) + "\n")
+        inside = ["ip", "netns", "exec", self.netns] if self.netns else []
+        log = (self.folder / "log").open("ab")
+        self.process = subprocess.Popen(
+            [*inside, SSHD, "-D", "-e", "-f", str(config)],
+            stderr=log,
+            start_new_session=True,
+        )
+        log.close()
+        self._await()
+        return self
+
+    def _await(self) -> None:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            text = (self.folder / "log").read_text()
+            if "Server listening" in text:
+                return
+            time.sleep(0.02)
+        raise AssertionError(text)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@dataclass
+class Client:
+    """A user's side: key, OpenSSH configuration with an alias for each host."""
+
+    folder: Path
+    key: Path = field(init=False)
+    config: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.key = make_key(self.folder / "id_ed25519")
+        self.config = self.folder / "ssh_config"
+        self.config.write_text("")
+
+    def alias(self, name: str, address: str, port: int, user: str = "root") -> None:
+        with self.config.open("a") as file:
+            file.write(
+                f"Host {name}\n  HostName {address}\n  Port {port}\n  User {user}\n"
+                f"  IdentityFile {self.key}\n  IdentitiesOnly yes\n"
+            )
+
+
+@dataclass
+class Account:
+    """A user account with a home and a login shell of its own."""
+
+    name: str
+    shell: str
+    home: Path
+
+    def create(self) -> Account:
+        argv = ["useradd", "-M", "-d", str(self.home), "-s", self.shell, self.name]
+        subprocess.run(argv, check=True, capture_output=True)
+        # "*" is no locked account for sshd, and no password either.
+        subprocess.run(["usermod", "-p", "*", self.name], check=True)
+        entry = pwd.getpwnam(self.name)
+        self.home.mkdir(exist_ok=True)
+        os.chown(self.home, entry.pw_uid, entry.pw_gid)
+        return self
+
+    def delete(self) -> None:
+        subprocess.run(["userdel", self.name], check=False, capture_output=True)
+
+
+def silent_listener() -> socket.socket:
+    """A port that accepts and never says a word."""
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen(8)
+    return server
+
+
+@dataclass
+class Host:
+    """A namespace with its addresses by device, reached by ssh at ``address``."""
+
+    name: str
+    netns: str
+    address: str
+    sshd: Sshd | None = None
+
+    def run(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            ["ip", "netns", "exec", self.netns, *argv],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
+        return done
+
+    def end(self) -> None:
+        if self.sshd is not None:
+            self.sshd.stop()
+        ip("netns", "del", self.netns, check=False)
+
+
+@dataclass
+class Lab:
+    """Some hosts, a management network that reaches them all, and their cables.
+
+    The management side is 10.66.200.0/24 with the tests' own end at .254.
+    """
+
+    folder: Path
+    client: Client
+    hosts: dict[str, Host] = field(default_factory=dict)
+    tag: str = field(default_factory=lambda: secrets.token_hex(2))
+
+    @property
+    def bridge(self) -> str:
+        return f"{PREFIX}b{self.tag}"
+
+    def open(self, names: Sequence[str]) -> Lab:
+        ip("link", "add", self.bridge, "type", "bridge")
+        ip("address", "add", "10.66.200.254/24", "dev", self.bridge)
+        ip("link", "set", self.bridge, "up")
+        for number, name in enumerate(names, start=1):
+            self._add(number, name)
+        return self
+
+    def _add(self, number: int, name: str) -> None:
+        netns = f"{PREFIX}{self.tag}{number}"
+        host = Host(name, netns, f"10.66.200.{number}")
+        self.hosts[name] = host
+        ip("netns", "add", netns)
+        ip("link", "set", "lo", "up", netns=netns)
+        near = f"{PREFIX}m{self.tag}{number}"
+        words = ("type", "veth", "peer", "name", "mgmt0", "netns", netns)
+        ip("link", "add", near, *words)
+        ip("link", "set", near, "master", self.bridge, "up")
+        ip("address", "add", f"{host.address}/24", "dev", "mgmt0", netns=netns)
+        ip("link", "set", "mgmt0", "up", netns=netns)
+        ip("route", "add", "default", "via", "10.66.200.254", netns=netns)
+        sshd = Sshd(self.folder / name, self.client.key, 22, host.address, netns)
+        host.sshd = sshd.start()
+        self.client.alias(name, host.address, 22)
+
+    def cable(  # noqa: PLR0917 - both ends of a cable
+        self, a: str, dev_a: str, address_a: str, b: str, dev_b: str, address_b: str
+    ) -> None:
+        """Join two hosts by a veth pair; an empty address leaves that end bare."""
+        ends = ((a, dev_a, address_a), (b, dev_b, address_b))
+        inside = self.hosts[b].netns
+        words = ("type", "veth", "peer", "name", dev_b, "netns", inside)
+        ip("link", "add", dev_a, *words, netns=self.hosts[a].netns)
+        for name, device, address in ends:
+            netns = self.hosts[name].netns
+            if address:
+                ip("address", "add", address, "dev", device, netns=netns)
+            ip("link", "set", device, "up", netns=netns)
+
+    def close(self) -> None:
+        for host in self.hosts.values():
+            host.end()
+        ip("link", "del", self.bridge, check=False)
