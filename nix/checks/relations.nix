@@ -77,7 +77,7 @@ let
       engine = stubEngine // {
         runtime = "cpu";
       };
-    } "which has no GPU code";
+    } "which has no GPU";
     paths = breaks 0 { settings.paths.state = "/x"; } "services.glmspark.settings.paths is set";
   };
   silent = lib.filterAttrs (_: c: !c.fires) cases;

@@ -71,7 +71,11 @@ let
       modules = [ { services.glmspark.engine = lib.mkForce (stubEngine // { runtime = "cuda"; }); } ];
     }).config;
   unitFile =
-    rank: name: writeText "${name}.service" (config rank).systemd.units."${name}.service".text;
+    rank: name:
+    writeText "${name}.service" (
+      # the text alone: building what it names would need an aarch64 machine
+      builtins.unsafeDiscardStringContext (config rank).systemd.units."${name}.service".text
+    );
   units = linkFarm "units" (
     lib.concatMap
       (
@@ -108,6 +112,7 @@ runCommand "check-units"
     }
     for rank in 0 1; do
       cp -rL ${units}/rank-$rank units-$rank
+      chmod u+w units-$rank
       cd units-$rank
       # it exits 0 on unknown keys and wrong values: what it says is what counts
       systemd-analyze verify --man=no --generators=no ./*.service 2> said || true

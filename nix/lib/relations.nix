@@ -108,8 +108,8 @@ in
     assertion =
       (cfg.settings.engine or "vllm-gb10") == "vllm-gb10" -> (cfg.engine.runtime or "cuda") == "cuda";
     message =
-      "${option "settings.engine"} is vllm-gb10, but ${option "engine"} is ${cfg.engine.name}, which has no GPU code."
-      + " Leave engine out, or set settings.engine to vllm-cpu.";
+      "${option "settings.engine"} is vllm-gb10, but ${option "engine"} is ${cfg.engine.name}, which has no GPU"
+      + " code. Leave engine out, or set settings.engine to vllm-cpu.";
   }
   {
     assertion = (cfg.settings.paths or { }) == { };

@@ -52,7 +52,6 @@ in
 {
   glmspark = {
     description = "GLM-5.3-Flash, rank ${toString rank}";
-    documentation = [ "man:systemd.exec(5)" ];
     wantedBy = [ "multi-user.target" ];
     wants = [ "network-online.target" ];
     requires = [ "glmspark-fabric.service" ];

@@ -18,7 +18,7 @@ from installer.sources import WheelFile
 
 _VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 # Build helpers that flashinfer-python and torch-c-dlpack-ext both put at the top; nothing
-# imports them at run time. The others are licence texts and one namespace's doc string.
+# imports them at run time.
 _SHARED = frozenset({"build_backend.py", "build_utils.py"})
 
 
@@ -34,14 +34,21 @@ def make_environment(out: Path, python: Path) -> Path:
     return site
 
 
-def refuse_collisions(wheel: WheelFile, site: Path) -> None:
-    """Exit, naming the file, where ``wheel`` would change what another one brought."""
+def make_way(wheel: WheelFile, site: Path) -> None:
+    """Remove files that ``wheel`` brings again; exit where it would change one.
+
+    installer refuses to write over a file, and its newer releases' switch for that
+    would also hide what differs.
+    """
     for (path, recorded, _), stream, _ in wheel.get_contents():
         there = site / path
-        if recorded and there.exists() and Path(path).name not in _SHARED:
-            new = hashlib.sha256(stream.read()).digest()
-            if hashlib.sha256(there.read_bytes()).digest() != new:
-                sys.exit(f"error: {wheel.distribution} would overwrite {path}")
+        if not recorded or not there.exists():
+            continue
+        new = hashlib.sha256(stream.read()).digest()
+        same = hashlib.sha256(there.read_bytes()).digest() == new
+        if not same and path not in _SHARED:
+            sys.exit(f"error: {wheel.distribution} would overwrite {path}")
+        there.unlink()
 
 
 def main() -> None:
@@ -59,11 +66,10 @@ def main() -> None:
         {name: str(path) for name, path in scheme.items()},
         interpreter=str(out / "bin/python3"),
         script_kind="posix",
-        overwrite_existing=True,
     )
     for path in wheels:
         with WheelFile.open(path) as wheel:
-            refuse_collisions(wheel, site)
+            make_way(wheel, site)
             install(wheel, destination, additional_metadata={})
 
 

@@ -26,11 +26,12 @@ stdenv.mkDerivation {
   inherit
     buildInputs
     meta
-    patches
     plugins
     pname
     version
     ;
+  # not `patches`: there is no source to unpack, they go to the installed tree
+  sitePatches = patches;
   farm = linkFarm "${pname}-wheels" wheels;
   site = "lib/${python.libPrefix}/site-packages";
   nativeBuildInputs = [
@@ -47,7 +48,7 @@ stdenv.mkDerivation {
     PYTHONPATH=${python.pkgs.installer}/${python.sitePackages} PYTHONDONTWRITEBYTECODE=1 \
       ${python.interpreter} ${./install_wheels.py} $out ${python.interpreter} "$farm"/*.whl
     cd $out/$site
-    for p in $patches; do
+    for p in $sitePatches; do
       echo "applying $p"
       patch --strip=1 --fuzz=0 --no-backup-if-mismatch < "$p"
     done

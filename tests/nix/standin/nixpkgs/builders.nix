@@ -12,8 +12,7 @@ let
       env
       // {
         inherit name;
-        dontUnpack = true;
-        installPhase = script;
+        buildCommand = script;
       }
     );
   writeFile =

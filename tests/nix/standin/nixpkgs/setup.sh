@@ -15,6 +15,11 @@ done
 runHook() { if [ -n "${!1:-}" ]; then eval "${!1}"; fi; }
 phase() { if [ -n "${!1:-}" ]; then eval "${!1}"; else eval "$2"; fi; }
 
+if [ -n "${buildCommand:-}" ]; then
+  eval "$buildCommand"
+  exit
+fi
+
 unpackDefault() {
   [ -n "${src:-}" ] || return 0
   mkdir source
