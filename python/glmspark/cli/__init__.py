@@ -14,7 +14,18 @@ from glmspark.errors import ExitCode, GlmSparkError
 
 # command -> (module below glmspark.cli, one line of help). A module is imported when
 # its command runs, so that `--version` and `plan` do not pay for the others.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "completion": ("completion", "Print a shell's completion script."),
+    "config": ("config", "Check and show the settings."),
+    "logs": ("logs", "Print what the ranks print."),
+    "node": ("node", "Look at this node, or run its part of a kit."),
+    "plan": ("plan", "Print what a start would do."),
+    "rank": ("rank", ""),
+    "restart": ("restart", "Check everything, then stop and start anew."),
+    "start": ("start", "Bring the kit to serve."),
+    "status": ("status", "Say what the kit does."),
+    "stop": ("stop", "End every rank and prove it."),
+}
 
 
 class LazyGroup(click.Group):
@@ -48,7 +59,9 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
         """Write the command list from the table, so that --help imports no command."""
+        # Without a line of help a command is internal.
         rows = [(name, self.table[name][1]) for name in self.list_commands(ctx)]
+        rows = [row for row in rows if row[1]]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)

@@ -1,0 +1,85 @@
+"""``glmspark start`` and ``restart``: bring the kit to serve."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import click
+
+from glmspark.cli.options import (
+    json_option,
+    kit_options,
+    print_json,
+    settings_of,
+    waive_option,
+)
+from glmspark.plan import Goal
+
+
+def bring_up(goal: Goal, kit: str | None, sets: tuple[str, ...], **how: Any) -> None:
+    """Start or restart the kit, or print the plan of it; the result is on stdout."""
+    from glmspark.console import narrator
+    from glmspark.operations import Operator
+    from glmspark.runner import ProcessRunner
+
+    settings = settings_of(kit, sets)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with narrator() as teller:
+        operator = Operator(settings.kit, ProcessRunner(), teller)
+        if how["dry_run"]:
+            show_plan(operator.plan(goal), as_json=how["as_json"])
+            return
+        act = operator.restart if goal.stops else operator.start
+        outcome = act(how["waive"])
+    show_live(settings.kit.topology.value, outcome, operator, as_json=how["as_json"])
+
+
+def show_plan(plan: Any, *, as_json: bool) -> None:
+    """The plan on stdout."""
+    if as_json:
+        print_json(plan.to_json())
+    else:
+        click.echo("\n".join(plan.lines()))
+
+
+def show_live(topology: str, outcome: Any, operator: Any, *, as_json: bool) -> None:
+    """The line that everybody waits for, on stdout, and what to do next on stderr."""
+    state, kit = outcome.state, operator.kit
+    if as_json:
+        print_json(
+            {
+                "result": outcome.word,
+                "url": state.url,
+                "model": state.name,
+                "boot": state.boot,
+                "seconds": round(outcome.seconds, 1),
+                "key_file": operator.engine.key if kit.needs_key else None,
+                "waived": [finding.to_json() for finding in outcome.waived],
+            }
+        )
+        return
+    already = "already " if outcome.word == "already" else ""
+    click.echo(f"{state.name} ({topology}) is {already}LIVE on {state.url}")
+    if kit.weights.target == "loopback":
+        click.echo(
+            "the model is tiny and its weights are random: it answers, "
+            "it does not make sense",
+            err=True,
+        )
+    if kit.needs_key:
+        click.echo(f"clients send the key in {operator.engine.key}", err=True)
+    click.echo("glmspark status | logs -f | stop", err=True)
+
+
+@click.command(name="start")
+@kit_options
+@waive_option
+@click.option("--dry-run", is_flag=True, help="Print the plan; do nothing.")
+@json_option
+def command(kit: str | None, sets: tuple[str, ...], **how: Any) -> None:
+    """Check every node, launch the ranks, and wait until the API answers.
+
+    Says "already" and does nothing when the kit serves. Ctrl-C takes everything down.
+    """
+    bring_up(Goal.START, kit, sets, **how)

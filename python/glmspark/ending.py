@@ -1,0 +1,85 @@
+"""End what is provably ours, and see that nothing of it is left."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+
+from glmspark import processes
+from glmspark.backends import Backend
+from glmspark.boot import State, boot_folders, read_state
+from glmspark.errors import CommandError
+from glmspark.facts import Facts
+from glmspark.paths import KitPaths
+
+# The supervisor needs this long beyond the grace of its ranks to kill and to prove.
+SUPERVISOR_END_S = 15.0
+
+
+def boot_names(paths: KitPaths) -> set[str]:
+    """The kit's own boots that are known on this node."""
+    names = {folder.name for folder in boot_folders(paths.boots)}
+    state = read_state(paths.state_file)
+    return names | ({state.boot} if state else set())
+
+
+def end_kit(paths: KitPaths, backend: Backend, grace_s: float) -> bool:
+    """End supervisor and ranks; whether there was anything to end.
+
+    Raises:
+        CommandError: a process could not be ended.
+    """
+    state, boots = read_state(paths.state_file), boot_names(paths)
+    current = state is not None and state.is_current
+    if state is not None and current:
+        backend.stop(state)
+        _await_gone(state, grace_s + SUPERVISOR_END_S)
+    left = [one for one in processes.marked() if one.boot in boots]
+    kill(left, boots)
+    state = read_state(paths.state_file)
+    if state is not None and not state.is_final:
+        replace(state, phase="stopped", since=time.time()).write(paths.state_file)
+    return bool(left) or current
+
+
+def _await_gone(state: State, limit_s: float) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while state.supervisor.is_alive and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    if state.supervisor.is_alive:
+        processes.send(state.supervisor, signal.SIGKILL)
+
+
+def kill(left: list[processes.Marked], boots: set[str], limit_s: float = 10.0) -> None:
+    """End the processes ``left`` and whatever else carries a mark of ``boots``.
+
+    Raises:
+        CommandError: some are alive after ``limit_s``.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while left:
+        if time.monotonic() > deadline_s:
+            pids = ",".join(str(one.who.pid) for one in left)
+            raise CommandError(
+                f"processes of this kit cannot be ended: pid {pids}",
+                hint=f"ps -fp {pids}",
+            )
+        for one in left:
+            processes.send(one.who, signal.SIGKILL)
+        time.sleep(0.05)
+        left = [one for one in processes.marked() if one.boot in boots]
+
+
+def without_ours(facts: Facts, boots: set[str]) -> Facts:
+    """``facts`` as they will be once the kit's own ranks have ended."""
+    ours = {stray.pid for stray in facts.strays if stray.boot in boots}
+    memory = dict(facts.memory)
+    if "MemAvailable" in memory:
+        memory["MemAvailable"] += sum(processes.pss_bytes(pid) for pid in ours)
+    return replace(
+        facts,
+        memory=memory,
+        strays=tuple(stray for stray in facts.strays if stray.pid not in ours),
+        listeners=tuple(one for one in facts.listeners if one.pid not in ours),
+    )

@@ -1,0 +1,71 @@
+"""Find the engine and the model that a kit names, on this node."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from glmspark.errors import ConfigError
+from glmspark.paths import KitPaths
+from glmspark.ranks import EnginePaths
+from glmspark.schema import Engine, Kit
+
+
+def find_program(kit: Kit) -> tuple[str, ...]:
+    """The argv prefix that stands for ``vllm``.
+
+    A bare ("vllm",) means that none was found; the engine check says so.
+
+    Raises:
+        ConfigError: paths.engine names something that is not there.
+    """
+    if kit.engine is Engine.STUB:
+        # As a file, with a safe path: the rank's environment has no Python path.
+        return (sys.executable, "-P", str(Path(__file__).with_name("stub.py")))
+    if kit.paths.engine:
+        path = Path(kit.paths.engine).expanduser()
+        if not path.is_file():
+            raise ConfigError(
+                f"paths.engine is {path}, which does not exist",
+                hint="set paths.engine to the engine's vllm program",
+            )
+        return (str(path.absolute()),)
+    beside = Path(sys.executable).parent / "vllm"
+    found = str(beside) if beside.is_file() else shutil.which("vllm")
+    return (found,) if found else ("vllm",)
+
+
+def model_folder(kit: Kit, paths: KitPaths) -> Path:
+    """The folder that vLLM opens.
+
+    Raises:
+        ConfigError: the target is a folder that does not exist.
+    """
+    target = kit.weights.target
+    if target == "loopback":
+        return paths.tiny_model
+    if target.startswith("/"):
+        if not Path(target).is_dir():
+            raise ConfigError(
+                f"weights.target is {target}, which is no folder",
+                hint="set weights.target to a folder, REPOSITORY@REVISION or loopback",
+            )
+        return Path(target)
+    return paths.store / "views" / target.replace("/", "--")
+
+
+def engine_paths(kit: Kit, paths: KitPaths) -> EnginePaths:
+    """Everything of this node that the ranks' command lines name."""
+    return EnginePaths(
+        find_program(kit),
+        str(model_folder(kit, paths)),
+        str(paths.cache / f"engine-{kit.engine.value}"),
+        str(paths.key),
+    )
+
+
+def engine_python(program: tuple[str, ...]) -> str:
+    """The Python of the environment that the ``vllm`` program belongs to."""
+    beside = Path(program[0]).parent / "python"
+    return str(beside) if len(program) == 1 and beside.exists() else sys.executable

@@ -1,0 +1,138 @@
+"""Where a kit keeps its state, logs, keys and caches on one node."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from glmspark.errors import ConfigError
+from glmspark.schema import Kit
+
+
+@dataclass(frozen=True)
+class KitPaths:
+    """The folders of one kit on this node."""
+
+    state: Path
+    cache: Path
+    key: Path
+    store: Path
+
+    @property
+    def state_file(self) -> Path:
+        """What the supervisor last said of the current boot."""
+        return self.state / "state.json"
+
+    @property
+    def lock_file(self) -> Path:
+        """Held by the one operation that changes the kit."""
+        return self.state / "lock"
+
+    @property
+    def boots(self) -> Path:
+        """One folder a boot: its plan, its logs, its fingerprints."""
+        return self.state / "boots"
+
+    @property
+    def tiny_model(self) -> Path:
+        """The model of the loopback kit."""
+        return self.cache / "loopback-model"
+
+
+def kit_paths(kit: Kit, environ: Mapping[str, str] | None = None) -> KitPaths:
+    """The folders of ``kit``; nothing is made.
+
+    Raises:
+        ConfigError: neither the kit nor the environment says where they may be.
+    """
+    environ = os.environ if environ is None else environ
+
+    def base(configured: str, variable: str, below_home: str) -> Path:
+        if configured:
+            return Path(configured).expanduser()
+        if environ.get(variable):
+            return Path(environ[variable]) / "glmspark"
+        home = environ.get("HOME", "")
+        if not home:
+            raise ConfigError(
+                f"HOME and {variable} are not set, so there is no place for state",
+                hint="set GLMSPARK_PATHS_STATE and GLMSPARK_PATHS_CACHE to folders",
+            )
+        return Path(home) / below_home / "glmspark"
+
+    root = base(kit.paths.state, "XDG_STATE_HOME", ".local/state").absolute()
+    cache = base(kit.paths.cache, "XDG_CACHE_HOME", ".cache").absolute()
+    state = root / kit.name
+    key = Path(kit.auth.key_file).expanduser() if kit.auth.key_file else state / "key"
+    store = Path(kit.weights.store) if kit.weights.store else root / "store"
+    return KitPaths(state, cache, key.absolute(), store)
+
+
+def make_folder(path: Path, key: str) -> None:
+    """Make ``path`` with mode 0700; it must end up as a writable folder.
+
+    Raises:
+        ConfigError: names the setting ``key`` that moves it elsewhere.
+    """
+    variable = "GLMSPARK_" + key.upper().replace(".", "_")
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = path / f".write-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to folder {path}: {error.strerror}",
+            hint=f"make it writable, or set {variable} to another folder",
+        ) from error
+
+
+def ensure_key(path: Path) -> str:
+    """The API key in ``path``, made on first use with mode 0600.
+
+    Raises:
+        ConfigError: the file is readable by others, empty, or cannot be made.
+    """
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the key file {path}: {error.strerror}",
+            hint="set auth.key_file to a file in a folder that you can write",
+        ) from error
+    return read_key(path)
+
+
+def read_key(path: Path) -> str:
+    """The API key in ``path``.
+
+    Raises:
+        ConfigError: not readable, empty, or open to other users.
+    """
+    try:
+        mode = path.stat().st_mode
+        key = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read the key file {path}: {error}", hint=f"ls -l {path}"
+        ) from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(
+            f"key file {path} has mode {stat.S_IMODE(mode):04o}, needs 0600",
+            hint=f"chmod 600 {path}",
+        )
+    if not key:
+        raise ConfigError(
+            f"key file {path} is empty", hint=f"rm {path}; the next start makes one"
+        )
+    return key

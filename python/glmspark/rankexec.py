@@ -1,0 +1,108 @@
+"""Become one rank: state what is run, set the scene, and exec the engine."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from glmspark import fingerprint
+from glmspark.boot import Boot
+from glmspark.errors import ConfigError
+from glmspark.paths import read_key
+from glmspark.ranks import RankSpec, scrub
+
+PR_SET_PDEATHSIG = 1
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+MS_NOSUID_NODEV = 2 | 4
+MS_REC_PRIVATE = 0x4000 | (1 << 18)
+
+
+def fingerprint_file(folder: Path, rank: int) -> Path:
+    """Where a rank of the boot in ``folder`` states what it runs."""
+    return folder / f"rank-{rank}.fingerprint.json"
+
+
+def shared_marker(folder: Path, rank: int) -> Path:
+    """Exists when the rank could not get a /dev/shm of its own."""
+    return folder / f"rank-{rank}.shared-shm"
+
+
+def rank_env(spec: RankSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the engine: ours over a scrubbed inherited one.
+
+    Raises:
+        ConfigError: the file of a secret cannot be used.
+    """
+    env = scrub(environ) | dict(spec.env)
+    for name, file in spec.secrets.items():
+        env[name] = read_key(Path(file))
+    for marker in ("GLMSPARK_BOOT", "GLMSPARK_RANK"):
+        env[marker] = environ[marker]
+    return env
+
+
+def die_with_parent(libc: ctypes.CDLL) -> None:
+    """Ask the kernel to end this process when the supervisor ends, however it does."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def private_shm(libc: ctypes.CDLL) -> bool:
+    """Give this process a /dev/shm of its own; False where the kernel refuses.
+
+    A killed engine leaves shared-memory files behind (24 to 160 MiB each); in a mount
+    namespace of its own they go with the last process. Without root, a user namespace
+    with this very user in it allows the mount.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    flags = CLONE_NEWNS if uid == 0 else CLONE_NEWNS | CLONE_NEWUSER
+    if libc.unshare(flags) != 0:
+        return False
+    if uid != 0:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    if libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None) != 0:
+        return False
+    mounted = libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", MS_NOSUID_NODEV, b"mode=1777")
+    return bool(mounted == 0)
+
+
+def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
+    """Replace this process by rank ``rank`` of the boot in ``folder``.
+
+    Raises:
+        ConfigError: no such rank, a secret's file is unusable, no engine program.
+        IntegrityError: the model cannot be fingerprinted.
+    """
+    boot = Boot.read(folder)
+    spec = next((one for one in boot.ranks if one.rank == rank), None)
+    if spec is None:
+        raise ConfigError(f"boot {boot.name} has no rank {rank}")
+    libc = ctypes.CDLL(None, use_errno=True)
+    die_with_parent(libc)
+    serve = spec.argv.index("serve")
+    stated = fingerprint.take(
+        spec.argv[:serve],
+        spec.argv[serve + 1],
+        spec.shape,
+        spec.env.get("VLLM_PLUGINS", ""),
+    )
+    env = rank_env(spec, environ)
+    scratch = Path(environ["GLMSPARK_SCRATCH"])
+    scratch.mkdir(mode=0o700, exist_ok=True)
+    env["TMPDIR"] = str(scratch)
+    if not private_shm(libc):
+        shared_marker(folder, rank).touch()
+    fingerprint.write(fingerprint_file(folder, rank), stated)
+    try:
+        os.execvpe(spec.argv[0], spec.argv, env)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot run the engine {spec.argv[0]}: {error.strerror}",
+            hint="set paths.engine to the engine's vllm program",
+            node=spec.node,
+        ) from error

@@ -1,0 +1,316 @@
+"""Read the settings of a kit from all their places, remembering where each came from.
+
+Order, first wins: command line, environment ``GLMSPARK_*``, kit.toml, what the topology
+implies, the schema's defaults. Unknown keys are errors that name the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from glmspark.defaults import topology_defaults
+from glmspark.errors import ConfigError
+from glmspark.schema import Kit
+from glmspark.tomlplace import line_of
+
+ENV_PREFIX = "GLMSPARK_"
+# Variables of the tool that are no settings of a kit.
+ENV_OTHER = ("GLMSPARK_KIT", "GLMSPARK_DEBUG", "GLMSPARK_BOOT", "GLMSPARK_RANK")
+ENV_OTHER_PREFIXES = ("GLMSPARK_TORCH_", "GLMSPARK_TEST_")
+
+Key = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A valid kit, where each value came from, and the file it was read from."""
+
+    kit: Kit
+    origins: Mapping[str, str]
+    path: Path | None
+
+    def from_environment(self) -> list[str]:
+        """Lines that name each value taken from the environment."""
+        return [
+            f"{key} comes from {origin}"
+            for key, origin in self.origins.items()
+            if origin.startswith("environment ")
+        ]
+
+
+def known_keys() -> tuple[str, ...]:
+    """Every scalar setting as ``table.key``, in the schema's order; nodes excluded."""
+    keys: list[str] = []
+    for name, field in Kit.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += [f"{name}.{sub}" for sub in inner.model_fields]
+        elif name != "nodes":
+            keys.append(name)
+    return tuple(keys)
+
+
+def find_kit(explicit: str | None, environ: Mapping[str, str]) -> Path | None:
+    """The kit.toml that is used: --kit, $GLMSPARK_KIT, here, the user's, the host's.
+
+    None means that there is none, and the built-in loopback kit is used.
+
+    Raises:
+        ConfigError: a kit that was asked for by name does not exist.
+    """
+    asked = explicit or environ.get("GLMSPARK_KIT")
+    if asked:
+        path = Path(asked).expanduser()
+        if path.is_dir():
+            path = path / "kit.toml"
+        if not path.is_file():
+            raise ConfigError(
+                f"kit file {path} was asked for and does not exist",
+                hint="`glmspark init` writes one; without --kit and GLMSPARK_KIT the "
+                "built-in loopback kit is used",
+            )
+        return path
+    config = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME', '')}/.config"
+    for path in (
+        Path("kit.toml"),
+        Path(config) / "glmspark" / "kit.toml",
+        Path("/etc/glmspark/kit.toml"),
+    ):
+        if path.is_file():
+            return path
+    return None
+
+
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of ``path`` and its tables; a byte-order mark and CRLF are fine.
+
+    Raises:
+        ConfigError: not readable, not UTF-8, or not TOML; names file and line.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", hint=f"ls -l {path}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8 text (byte {error.start})",
+            hint=f"save {path} as UTF-8",
+        ) from error
+    try:
+        return text, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{path} is not valid TOML: {error}", hint=f"edit {path} and mend that line"
+        ) from error
+
+
+def _parse_scalar(text: str) -> Any:
+    """``text`` of a variable or flag as a TOML value; bare words are strings."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _nearest(name: str, names: tuple[str, ...]) -> str:
+    match = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {match[0]}?" if match else ""
+
+
+def environment_layer(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """Settings from ``GLMSPARK_<TABLE>_<KEY>`` as key -> (value, origin).
+
+    Raises:
+        ConfigError: a variable with the prefix that names no setting.
+    """
+    names = {key.upper().replace(".", "_"): key for key in known_keys()}
+    layer: dict[str, tuple[Any, str]] = {}
+    for variable in sorted(environ):
+        if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHER:
+            continue
+        if variable.startswith(ENV_OTHER_PREFIXES):
+            continue
+        key = names.get(variable.removeprefix(ENV_PREFIX))
+        if key is None:
+            known = tuple(ENV_PREFIX + name for name in names)
+            raise ConfigError(
+                f"environment variable {variable} names no setting"
+                + _nearest(variable, known),
+                hint=f"unset {variable}; `glmspark config show` lists every setting",
+            )
+        layer[key] = (_parse_scalar(environ[variable]), f"environment {variable}")
+    return layer
+
+
+def flag_layer(pairs: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
+    """Settings from ``--set key=value`` as key -> (value, origin).
+
+    Raises:
+        ConfigError: no ``=``, or no such setting.
+    """
+    layer: dict[str, tuple[Any, str]] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or key not in known_keys():
+            why = "has no =" if not equals else "names no setting"
+            raise ConfigError(
+                f"--set {pair} {why}" + _nearest(key, known_keys()),
+                hint="write --set table.key=value, for instance --set serve.port=9000",
+            )
+        layer[key] = (_parse_scalar(text), "command line")
+    return layer
+
+
+def _leaves(value: Any, prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*prefix, key))
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, (*prefix, index))
+    else:
+        yield prefix, value
+
+
+def _dotted(key: Key) -> str:
+    text = ""
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _overlay(base: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """Lay ``layer`` over ``base`` in place; tables merge, lists and values replace."""
+    for key, value in layer.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            _overlay(base[key], value)
+        else:
+            base[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _put(raw: dict[str, Any], key: str, value: Any) -> None:
+    table, _, leaf = key.rpartition(".")
+    target = raw.setdefault(table, {}) if table else raw
+    if isinstance(target, dict):
+        target[leaf] = value
+
+
+class _Layers:
+    """The raw settings as they pile up, with the origin of each leaf."""
+
+    def __init__(self) -> None:
+        self.raw: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+
+    def add_tables(self, tables: Mapping[str, Any], origin: Any) -> None:
+        if "nodes" in tables:  # a list replaces the one below it
+            self.origins = {
+                k: v for k, v in self.origins.items() if not k.startswith("nodes")
+            }
+        _overlay(self.raw, tables)
+        for key, _ in _leaves(tables):
+            self.origins[_dotted(key)] = origin(key) if callable(origin) else origin
+
+    def add_values(self, values: Mapping[str, tuple[Any, str]]) -> None:
+        for key, (value, origin) in values.items():
+            _put(self.raw, key, value)
+            self.origins[key] = origin
+
+
+def _fields_at(location: Key) -> tuple[str, ...]:
+    """The names that are allowed in the table that ``location`` points into."""
+    model: Any = Kit
+    for part in location[:-1]:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        inner = [arg for arg in get_args(annotation) if isinstance(arg, type)]
+        model = inner[0] if inner else annotation
+    return tuple(model.model_fields)
+
+
+def _origin(key: str, origins: Mapping[str, str], whole: str) -> str:
+    """Where ``key`` was set, or the first of what stands below it, or the file."""
+    if not key:
+        return whole
+    below = (origins[k] for k in origins if k.startswith(key))
+    return origins.get(key) or next(below, whole)
+
+
+def _sentence(error: Any, origins: Mapping[str, str], whole: str) -> str:
+    """One finding of pydantic as: where, which key, what stands there, what may."""
+    location: Key = tuple(error["loc"])
+    key = _dotted(location)
+    origin = _origin(key, origins, whole)
+    seen = error["input"]
+    match error["type"]:
+        case "extra_forbidden":
+            allowed = _fields_at(location)
+            return (
+                f"{origin}: {key} is no setting"
+                + _nearest(str(location[-1]), allowed)
+                + f" (allowed here: {', '.join(allowed)})"
+            )
+        case "missing":
+            return f"{origin}: {key} is missing"
+        case "value_error":
+            said = error["msg"].removeprefix("Value error, ")
+            return f"{origin}: {key} = {seen!r}: {said}" if key else f"{origin}: {said}"
+    said = error["msg"][0].lower() + error["msg"][1:]
+    return f"{origin}: {key} = {seen!r} is not allowed: {said}"
+
+
+def load_settings(
+    kit: str | None = None,
+    sets: tuple[str, ...] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """The settings from command line, environment, kit.toml and defaults.
+
+    Raises:
+        ConfigError: with every finding in its message, each with file and line.
+    """
+    environ = os.environ if environ is None else environ
+    path = find_kit(kit, environ)
+    text, tables = read_toml(path) if path else ("", {})
+    over = environment_layer(environ) | flag_layer(sets)
+
+    def pick(key: str, default: str) -> str:
+        return str(over[key][0] if key in over else tables.get(key, default))
+
+    topology = pick("topology", "loopback")
+    layers = _Layers()
+    layers.add_tables(
+        topology_defaults(topology, pick("engine", "vllm-gb10")), f"topology {topology}"
+    )
+    layers.add_tables(tables, lambda key: f"{path}:{line_of(text, key)}")
+    layers.add_values(over)
+    try:
+        valid = Kit.model_validate(layers.raw)
+    except ValidationError as error:
+        whole = str(path or "settings")
+        findings = [_sentence(e, layers.origins, whole) for e in error.errors()]
+        raise ConfigError(
+            "\n       ".join(findings),
+            hint="`glmspark config schema` describes every setting",
+        ) from error
+    return Settings(valid, layers.origins, path)
+
+
+def show_rows(settings: Settings) -> list[tuple[str, Any, str]]:
+    """Every setting as (key, value, origin), in the schema's order."""
+    dump = settings.kit.model_dump(mode="json")
+    return [
+        (_dotted(key), value, settings.origins.get(_dotted(key), "default"))
+        for key, value in _leaves(dump)
+    ]

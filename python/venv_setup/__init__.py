@@ -1,0 +1,1 @@
+"""How ``.venv`` of a checkout is made; imports nothing but Python and our errors."""
