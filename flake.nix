@@ -58,6 +58,11 @@
         }
       );
 
+      # not built by `nix flake check`: gigabytes of wheels, minutes of nvcc
+      legacyPackages = eachSystem (pkgs: {
+        full-checks = import ./nix/checks/full.nix { inherit pkgs; };
+      });
+
       devShells = eachSystem (pkgs: {
         default = import ./nix/shell.nix { inherit pkgs; };
       });

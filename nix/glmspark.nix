@@ -10,10 +10,13 @@
   python313,
 }:
 let
+  inherit (import ./lib { inherit lib; }) poetry;
   p2n = import poetry2nix { inherit pkgs; };
+  lock = builtins.readFile ../python/poetry.lock;
 in
 p2n.mkPoetryApplication {
   projectDir = ../python;
+  poetrylock = builtins.toFile "poetry.lock" (poetry.linuxWheels lock);
   python = python313;
   preferWheels = true;
   checkGroups = [ ];

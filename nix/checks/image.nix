@@ -30,5 +30,6 @@ runCommand "check-image"
     jq -e '[.config.Env[] | select(test("KEY|TOKEN|SECRET"))] == []' config.json
     skopeo --insecure-policy --tmpdir "$TMPDIR" copy --quiet docker-archive:first.tar oci:oci:check
     skopeo --insecure-policy --tmpdir "$TMPDIR" inspect --raw oci:oci:check | jq -e '.layers | length > 3'
-    ls -l first.tar > $out
+    sha256sum first.tar > $out
+    stat --format="%s bytes, %n" first.tar >> $out
   ''

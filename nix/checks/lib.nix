@@ -11,6 +11,7 @@ let
     "firewall"
     "overlay.patchesIn"
     "overlay.pluginsIn"
+    "poetry.linuxWheels"
     "relations"
     "unit"
     "wheels.entry"

@@ -3,6 +3,7 @@
   lib,
   runCommand,
   self,
+  stdenv,
   stubEngine,
 }:
 let
@@ -80,6 +81,18 @@ let
     } "which has no GPU";
     paths = breaks 0 { settings.paths.state = "/x"; } "services.glmspark.settings.paths is set";
   };
+  # must fail to build, naming the key: tests/nix/test_flake.py
+  badKit =
+    (self.lib.mkSpark {
+      rank = 0;
+      modules = [
+        {
+          nixpkgs.hostPlatform = lib.mkForce stdenv.hostPlatform.system;
+          services.glmspark.engine = gpuStub;
+          services.glmspark.settings.serve.max_model_length = 4096;
+        }
+      ];
+    }).config.environment.etc."glmspark/kit.toml".source;
   silent = lib.filterAttrs (_: c: !c.fires) cases;
   healthy = lib.concatMap (rank: failures rank { }) [
     0
@@ -96,4 +109,6 @@ assert lib.assertMsg (silent == { }) (
   )
 );
 assert number == 2;
-runCommand "check-relations" { } "echo ${toString (lib.attrNames cases)} > $out"
+runCommand "check-relations" {
+  passthru = { inherit badKit; };
+} "echo ${toString (lib.attrNames cases)} > $out"

@@ -13,7 +13,7 @@
 }:
 let
   # "exposure" of systemd-analyze security, in tenths (0 safe, 100 unsafe): what a GPU rank needs costs the rest
-  threshold = 25;
+  threshold = 20;
   example =
     rank:
     ours.unit {
@@ -110,13 +110,21 @@ runCommand "check-units"
       echo "error: the units changed; if that is meant, copy the new text to tests/golden/nix" >&2
       exit 1
     }
+    # systemd-analyze wants its run-time folder; a sandbox whose root belongs to somebody else cannot have it
+    if ! mkdir -p /run/systemd 2> /dev/null; then
+      echo "not verified by systemd-analyze: /run/systemd cannot be made in this sandbox" | tee $out >&2
+      exit 0
+    fi
+    # it exits 0 on unknown keys and wrong values, so what it says is what counts; see that it does say something
+    printf '[Service]\nExecStart=/bin/true\nNoSuchKey=1\n' > bad.service
+    systemd-analyze verify --man=no ./bad.service 2>&1 | grep -q "Unknown key 'NoSuchKey'"
     for rank in 0 1; do
       cp -rL ${units}/rank-$rank units-$rank
       chmod u+w units-$rank
       cd units-$rank
-      # it exits 0 on unknown keys and wrong values: what it says is what counts
-      systemd-analyze verify --man=no --generators=no ./*.service 2> said || true
-      grep -E 'glmspark.*\.service:' said | grep -vE 'is not executable|No such file' > wrong || true
+      systemd-analyze verify --man=no ./*.service 2> said || true
+      # programs of another machine's closure are not in this sandbox
+      grep -E 'glmspark.*\.service:' said | grep -vE 'is not executable' > wrong || true
       if [ -s wrong ]; then cat wrong >&2; exit 1; fi
       for unit in *.service; do
         systemd-analyze security --offline=true --threshold=${toString threshold} --no-pager "./$unit" \

@@ -23,24 +23,55 @@ let
   patch = writeText "0001-version.patch" ''
     --- a/six.py
     +++ b/six.py
-    @@ -31,1 +31,1 @@
+    @@ -32,1 +32,1 @@
     -__version__ = "1.17.0"
     +__version__ = "1.17.0+patched"
   '';
-  tree = wheelTree {
-    pname = "small-tree";
-    version = "1.17.0";
-    wheels = map (wheels.fetch fetchPypi) lock;
-    patches = [ patch ];
-    plugins = [ ../../tests/nix/fixtures/plugin ];
-    meta = {
-      description = "A small environment for a check";
-      license = lib.licenses.mit;
-      platforms = lib.platforms.linux;
-    };
+  build =
+    changes:
+    wheelTree (
+      {
+        pname = "small-tree";
+        version = "1.17.0";
+        wheels = map (wheels.fetch fetchPypi) lock;
+        patches = [ patch ];
+        plugins = [ ../../tests/nix/fixtures/plugin ];
+        meta = {
+          description = "A small environment for a check";
+          license = lib.licenses.mit;
+          platforms = lib.platforms.linux;
+        };
+      }
+      // changes
+    );
+  tree = build { };
+
+  # each of these must fail to build: tests/nix/test_flake.py says with which words
+  otherSix = {
+    file = "six-1.16.0-py2.py3-none-any.whl";
+    sha256 = "8abb2f1d86890a2dfb989f9a77cfcfd3e47c2a354b01111771326f8aa26e0254";
+  };
+  collision = build { wheels = map (wheels.fetch fetchPypi) (lock ++ [ otherSix ]); };
+  badWheel = build {
+    wheels = map (wheels.fetch fetchPypi) [
+      (otherSix // { sha256 = lib.concatStrings (lib.genList (_: "0") 64); })
+    ];
+  };
+  badPatch = build {
+    patches = [
+      (writeText "0002-drifted.patch" ''
+        --- a/six.py
+        +++ b/six.py
+        @@ -30,3 +30,3 @@
+         # a context line that six.py does not have
+         __author__ = "Benjamin Peterson <benjamin@python.org>"
+        -__version__ = "1.17.0"
+        +__version__ = "1.17.0+patched"
+      '')
+    ];
   };
 in
-runCommand "check-wheel-tree" { } ''
+runCommand "check-wheel-tree" { passthru = { inherit badPatch badWheel collision; }; } ''
   ${tree}/bin/python3 - > $out <<'PY'
   import importlib.metadata as metadata
   import sys

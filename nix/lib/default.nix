@@ -3,6 +3,7 @@
 {
   firewall = import ./firewall.nix { inherit lib; };
   overlay = import ./overlay.nix { inherit lib; };
+  poetry = import ./poetry.nix { inherit lib; };
   relations = import ./relations.nix { inherit lib; };
   unit = import ./unit.nix { inherit lib; };
   wheels = import ./wheels.nix { inherit lib; };

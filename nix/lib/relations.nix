@@ -85,7 +85,7 @@ in
   }
   {
     assertion = cfg.openFirewall -> isHead;
-    message = "${option "openFirewall"} is set on rank ${toString cfg.rank}: only the head has an API. Set it on rank 0.";
+    message = "${option "openFirewall"} is set on rank ${toString cfg.rank}: only the head has an API. Unset it.";
   }
   {
     assertion = cfg.openFirewall -> !isLocal;

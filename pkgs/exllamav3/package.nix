@@ -79,6 +79,7 @@ stdenv.mkDerivation {
   passthru = {
     inherit cuda;
     relativePath = "vllm_exl3";
+    tests.machine-code = callPackage ./machine-code.nix { };
   };
   meta = {
     description = "EXL3 kernels of exllamav3 for ${target.machineCode}";

@@ -28,6 +28,9 @@ def main() -> None:
     package = project["name"].replace("-", "_")
     ignored = shutil.ignore_patterns("__pycache__", "pyproject.toml")
     shutil.copytree(source, site / package, ignore=ignored)
+    for folder in [site / package, *(site / package).rglob("*")]:
+        if folder.is_dir():  # the store's are read-only; .pyc files go in here
+            folder.chmod(0o755)
     info = site / f"{package}-{project['version']}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(

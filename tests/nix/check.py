@@ -30,14 +30,23 @@ PYTHONS = ("3.11", "3.12", "3.13")
 # What a derivation of the stand-in may see of the host: its programs and libraries.
 SANDBOX = ("/bin", "/sbin", "/usr", "/lib", "/lib64", "/etc/alternatives")
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
-DEBIAN_TOOLS = ("patch", "patchelf", "jq")
+# Program -> Debian package, of what the stand-in's derivations run.
+DEBIAN_TOOLS = {
+    "git": "git",
+    "jq": "jq",
+    "patch": "patch",
+    "patchelf": "patchelf",
+    "skopeo": "skopeo",
+    "systemd-analyze": "systemd",
+}
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """A Nix, its environment, and the options that every command gets."""
+    """A Nix, its environment, the stand-ins' folder, options of every command."""
 
     nix: Path
+    inputs: Path
     env: Mapping[str, str]
     options: tuple[str, ...]
 
@@ -129,7 +138,7 @@ def workshop(cache: Path) -> Iterator[Workshop]:
     The store is a chroot store (``cache/root/nix/store``): the machine's /nix, if it has
     one, is neither read nor written.
     """
-    install_missing(*DEBIAN_TOOLS)
+    install_missing(DEBIAN_TOOLS)
     nix = get_nix(cache / "nix")
     pythons = find_pythons(python_folders())
     with TemporaryDirectory() as folder:
@@ -156,12 +165,30 @@ def workshop(cache: Path) -> Iterator[Workshop]:
             "XDG_CACHE_HOME": str(cache / "eval"),
         }
         env.pop("NIX_REMOTE", None)
-        yield Workshop(nix, env, (*overrides, *options))
+        yield Workshop(nix, inputs, env, (*overrides, *options))
 
 
-def flake_reference(flake: Path) -> str:
-    """The flake as Nix should read it: a git tree's tracked files, else the folder."""
-    return f"git+file://{flake}" if (flake / ".git").exists() else f"path:{flake}"
+def snapshot(checkout: Path, folder: Path) -> str:
+    """A copy of what git tracks or would track, as a flake reference.
+
+    As a git input, Nix would refuse a checkout of another owner; as a plain path it
+    would copy virtual environments and this very store.
+    """
+    listed = subprocess.run(
+        [
+            *("git", "-c", "safe.directory=*", "-C", str(checkout), "ls-files", "-z"),
+            *("--cached", "--others", "--exclude-standard"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        source, target = checkout / name, folder / name
+        if source.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    return f"path:{folder}"
 
 
 def commands(flake: str) -> list[tuple[str, ...]]:
@@ -175,13 +202,15 @@ def commands(flake: str) -> list[tuple[str, ...]]:
 
 def check_flake(flake: Path, shop: Workshop) -> int:
     """Run the checks with their output shown; 0, or the first failing status."""
-    for command in commands(flake_reference(flake)):
-        start = time.monotonic()
-        status = subprocess.run(shop.argv(*command), env=shop.env).returncode
-        took = time.monotonic() - start
-        sys.stderr.write(f"nix {' '.join(command[:2])}: {status} after {took:.0f} s\n")
-        if status:
-            return status
+    with TemporaryDirectory() as folder:
+        for command in commands(snapshot(flake, Path(folder))):
+            start = time.monotonic()
+            status = subprocess.run(shop.argv(*command), env=shop.env).returncode
+            took = time.monotonic() - start
+            words = " ".join(command[:2])
+            sys.stderr.write(f"nix {words}: status {status} after {took:.0f} s\n")
+            if status:
+                return status
     return 0
 
 

@@ -9,13 +9,14 @@ is missing. Needs root (apt) and about ten seconds.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 # Debian 13 has 2.26; flakes as this project writes them need 2.18.
@@ -55,12 +56,15 @@ def _apt_sources() -> list[str]:
     return [f.read_text() for name in names for f in sorted(folder.glob(name))]
 
 
-def install_missing(*packages: str) -> None:
-    """``apt-get install`` for Debian packages whose program of that name is missing."""
-    missing = [p for p in packages if shutil.which(p) is None]
-    if missing:
-        run("apt-get", "update", "-qq")
-        run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing)
+def install_missing(packages: Mapping[str, str]) -> None:
+    """``apt-get install`` the packages whose program (the key) is not on PATH."""
+    missing = [package for name, package in packages.items() if not shutil.which(name)]
+    if not missing:
+        return
+    if os.geteuid() != 0:
+        raise NixUnavailableError(f"not root, and {' '.join(missing)} are missing")
+    run("apt-get", "update", "-qq")
+    run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing)
 
 
 def _apt_options(state: Path, suite: str) -> list[str]:
@@ -134,7 +138,7 @@ def get_nix(prefix: Path, suite: str = SUITE) -> Path:
     if not (prefix / "etc/nix/nix.conf").exists():
         if shutil.which("apt-get") is None:
             raise NixUnavailableError("this is not Debian: install Nix 2.18 or newer")
-        install_missing("patchelf")
+        install_missing({"patchelf": "patchelf"})
         prefix.mkdir(parents=True, exist_ok=True)
         _unpack(prefix, suite)
         _point_at_own_libraries(prefix)

@@ -110,6 +110,21 @@ in
     expr = ours.overlay.pluginsIn ./fixtures/none;
     expected = [ ];
   };
+  "poetry.linuxWheels: foreign wheels go, the others stay" = {
+    expr = ours.poetry.linuxWheels ''
+      {file = "a-1-cp313-cp313-android_24_arm64_v8a.whl", hash = "sha256:0"},
+      {file = "a-1-cp313-cp313-manylinux2014_aarch64.whl", hash = "sha256:0"},
+      {file = "a-1-cp313-cp313-ios_13_0_arm64_iphoneos.whl", hash = "sha256:0"},
+      {file = "a-1-cp313-cp313-musllinux_1_2_riscv64.whl", hash = "sha256:0"},
+      {file = "a-1-py3-none-any.whl", hash = "sha256:0"},
+      {file = "a_ios-1.tar.gz", hash = "sha256:0"},
+    '';
+    expected = ''
+      {file = "a-1-cp313-cp313-manylinux2014_aarch64.whl", hash = "sha256:0"},
+      {file = "a-1-py3-none-any.whl", hash = "sha256:0"},
+      {file = "a_ios-1.tar.gz", hash = "sha256:0"},
+    '';
+  };
   "firewall: nftables" = {
     expr = ours.firewall {
       interface = "eth7";

@@ -11,6 +11,7 @@ let
   mkPoetryApplication =
     {
       projectDir,
+      poetrylock ? projectDir + "/poetry.lock",
       python,
       preferWheels,
       checkGroups,
@@ -27,7 +28,11 @@ let
     assert checkGroups == [ ] && overrides != null;
     let
       poetry = (lib.importTOML (projectDir + "/pyproject.toml")).tool.poetry;
-      lock = lib.importTOML (projectDir + "/poetry.lock");
+      lock = lib.importTOML poetrylock;
+      # as the real one, which knows the platform tags of April 2025
+      strange = lib.filter (
+        f: builtins.match ".*(-(android|emscripten|ios|pyodide|wasi)_|_riscv64).*[.]whl" f.file != null
+      ) (lib.concatMap (p: p.files) lock.package);
       byName = lib.listToAttrs (map (p: lib.nameValuePair (normal p.name) p) lock.package);
       machine = pkgs.stdenv.hostPlatform.parsed.cpu.name;
       tag = "cp" + lib.replaceStrings [ "." ] [ "" ] python.pythonVersion;
@@ -82,6 +87,7 @@ let
       direct = lib.filter (n: n != "python") (map normal (lib.attrNames poetry.dependencies));
       dependencies = map (n: packages.${n} or (throw "${n} is not in poetry.lock")) direct;
     in
+    assert lib.assertMsg (strange == [ ]) "Unknown platform tag: ${(lib.head strange).file}";
     python.pkgs.buildPythonPackage {
       pname = normal poetry.name;
       inherit (poetry) version;

@@ -1,0 +1,22 @@
+{ lib }:
+{
+  /*
+    The text of a poetry.lock with no wheels but those that run on x86_64 and aarch64 Linux. poetry2nix's list of
+    platform tags is of April 2025, and a tag that it lacks (Android, iOS, riscv64) is an error wherever it stands.
+
+    Type: linuxWheels :: String -> String
+  */
+  linuxWheels =
+    text:
+    let
+      wheel = line: builtins.match "[[:space:]]*[{]file = \"([^\"]+[.]whl)\".*" line;
+      isOurs = file: builtins.match ".*(-any|linux[^-]*_(x86_64|aarch64))[.]whl" file != null;
+      keeps =
+        line:
+        let
+          found = wheel line;
+        in
+        found == null || isOurs (builtins.head found);
+    in
+    lib.concatStringsSep "\n" (lib.filter keeps (lib.splitString "\n" text));
+}
