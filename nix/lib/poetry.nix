@@ -1,8 +1,8 @@
 { lib }:
 {
   /*
-    The text of a poetry.lock with no wheels but those that run on x86_64 and aarch64 Linux. poetry2nix's list of
-    platform tags is of April 2025, and a tag that it lacks (Android, iOS, riscv64) is an error wherever it stands.
+    The text of a poetry.lock with no wheels but CPython's for x86_64 and aarch64 Linux. poetry2nix's lists of tags
+    are of April 2025, and one that it lacks (Android, iOS, riscv64, GraalPy) is an error wherever it stands.
 
     Type: linuxWheels :: String -> String
   */
@@ -10,7 +10,10 @@
     text:
     let
       wheel = line: builtins.match "[[:space:]]*[{]file = \"([^\"]+[.]whl)\".*" line;
-      isOurs = file: builtins.match ".*(-any|linux[^-]*_(x86_64|aarch64))[.]whl" file != null;
+      isOurs =
+        file:
+        builtins.match ".*-(cp[0-9]+|py[py23.]+)-[a-z0-9]+-(any|[^-]*linux[^-]*_(x86_64|aarch64))[.]whl" file
+        != null;
       keeps =
         line:
         let

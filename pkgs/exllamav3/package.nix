@@ -7,7 +7,9 @@
   callPackage,
   fetchPypi,
   gcc,
+  linkFarm,
   overlayDir,
+  patchelf,
   python,
   stdenv,
   target,
@@ -28,6 +30,7 @@ let
     pname = "glmspark-cuda-wheels";
     version = (wheels.entry locks.${machine} "nvidia-cuda-nvcc").version;
     wheels = map (wheels.fetch fetchPypi) locks.${machine};
+    # nothing of torch is run here: its headers are read and its libraries linked against
     ignoreMissingLibraries = [ "*" ];
     meta = {
       description = "The CUDA compiler, headers and torch from pinned wheels";
@@ -38,6 +41,7 @@ let
       platforms = lib.platforms.linux;
     };
   };
+  site = "${cuda}/${python.sitePackages}";
 in
 assert lib.assertMsg (
   python.pythonVersion == "3.12"
@@ -53,28 +57,44 @@ stdenv.mkDerivation {
     python = "py3";
     hash = "sha256-VQwNBMdV8kmEDlwe3Caw6AxzQsM7XZmtF0eau0B+je0=";
   };
-  patches = patchesIn (overlayDir + "/exllamav3");
+  # applied by the build itself, inside exllamav3's wheel, in the order of their names
+  kernelPatches = linkFarm "exllamav3-patches" (
+    map (path: {
+      name = baseNameOf path;
+      inherit path;
+    }) (patchesIn (overlayDir + "/exllamav3"))
+  );
   plugins = pluginsIn overlayDir;
-  nativeBuildInputs = [ gcc ];
+  nativeBuildInputs = [
+    gcc
+    patchelf
+  ];
   dontConfigure = true;
   dontStrip = true;
   env = {
-    CUDA_HOME = "${cuda}/${python.sitePackages}/nvidia/cu13";
+    CUDA_HOME = "${site}/nvidia/cu13";
+    NVCC_CCBIN = "${gcc}/bin/g++";
+    # nvcc 13.5 with the headers of 13.0: see launch.py of vllm-gb10
+    NVCC_PREPEND_FLAGS = "-DCCCL_DISABLE_CTK_COMPATIBILITY_CHECK";
     TORCH_CUDA_ARCH_LIST = target.cudaArch;
   };
   unpackPhase = ''
-    mkdir build overlay
+    mkdir overlay
     for source in $plugins; do cp -rT "$source" overlay/vllm_exl3; done
-    chmod -R u+w overlay
+    if [ ! -e overlay/vllm_exl3/build.py ]; then
+      echo "error: overlay/vllm_exl3 is not in this tree: there is nothing to build the kernels with" >&2
+      exit 1
+    fi
   '';
-  patchPhase = ":";
   buildPhase = ''
-    PATH=${cuda}/bin:$PATH PYTHONPATH=overlay ${cuda}/bin/python3 -m vllm_exl3.build \
-      --source $src --arch ${target.cudaArch} --output build
+    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=overlay \
+      ${cuda}/bin/python3 ${./build_kernels.py} ${site} $src $kernelPatches built
   '';
+  # torch lies beside the package in every engine, and no path of the compiler must stay in the result
   installPhase = ''
-    mkdir -p $out/vllm_exl3
-    cp -r build/. $out/vllm_exl3/
+    mkdir -p $out
+    cp -r built $out/vllm_exl3
+    patchelf --set-rpath '$ORIGIN/../torch/lib' $out/vllm_exl3/*.so
   '';
   passthru = {
     inherit cuda;

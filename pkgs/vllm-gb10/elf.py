@@ -1,7 +1,9 @@
 """Look into ELF files: ``elf.py resolve TREE DIRS --allow PATTERN...`` and others.
 
 ``resolve`` lists what the loader would not find for each ELF file of TREE, by run paths
-and the folders of DIRS (separated by colons), and fails unless all of it is allowed.
+and the folders of DIRS (separated by colons), and fails unless all of it is allowed. With
+``--inside``, a library that lies anywhere in TREE counts as found: autoPatchelf, which
+sets the run paths to it, has not been there yet.
 ``undefined TREE PATTERN`` lists undefined symbols by name. ``machine-code FILE`` lists the
 GPU architectures in FILE's fat binary. Only 64-bit little-endian ELF is read.
 """
@@ -127,24 +129,27 @@ def elf_files(tree: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 def missing_libraries(
-    file: Path, facts: Dynamic, folders: list[Path], loaded: frozenset[str]
+    file: Path, facts: Dynamic, folders: list[Path], known: frozenset[str]
 ) -> list[str]:
-    """NEEDED names that neither the run path nor ``folders`` nor ``loaded`` gives."""
+    """NEEDED names that are neither ``known`` nor in the run path or ``folders``."""
     own = [Path(p.replace("$ORIGIN", str(file.parent))) for p in facts.search if p]
     return [
         name
         for name in facts.needed
-        if name not in loaded and not any((d / name).exists() for d in [*own, *folders])
+        if name not in known and not any((d / name).exists() for d in [*own, *folders])
     ]
 
 
-def resolve(tree: Path, folders: list[Path], allowed: list[str]) -> int:
+def resolve(
+    tree: Path, folders: list[Path], allowed: list[str], *, inside: bool = False
+) -> int:
     """Print what is not found; 1 where that is not allowed."""
     status, count = 0, 0
+    known = frozenset(f.name for f in tree.rglob("*.so*")) if inside else frozenset()
     unfound: dict[str, list[str]] = {}
     for file, data in elf_files(tree):
         count += 1
-        for name in missing_libraries(file, dynamic(data), folders, frozenset()):
+        for name in missing_libraries(file, dynamic(data), folders, known):
             unfound.setdefault(name, []).append(str(file.relative_to(tree)))
     for name, files in sorted(unfound.items()):
         is_allowed = any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
@@ -163,6 +168,7 @@ def main() -> int:
     verb.add_argument("tree", type=Path)
     verb.add_argument("folders")
     verb.add_argument("--allow", nargs="*", default=[])
+    verb.add_argument("--inside", action="store_true")
     verb = verbs.add_parser("undefined")
     verb.add_argument("tree", type=Path)
     verb.add_argument("pattern")
@@ -171,7 +177,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.verb == "resolve":
         folders = [Path(p) for p in args.folders.split(":") if p]
-        return resolve(args.tree, folders, args.allow)
+        return resolve(args.tree, folders, args.allow, inside=args.inside)
     if args.verb == "undefined":
         names = set[str]().union(*(undefined_symbols(d) for _, d in elf_files(args.tree)))
         wanted = sorted(n for n in names if fnmatch.fnmatchcase(n, args.pattern))

@@ -78,7 +78,12 @@ wheelTree {
     bash ${./install-launcher.sh} $out ${./launcher} nvidia/cu13 ${gcc}/bin/g++ ${target.cudaArch}
   '';
   passthru = {
-    inherit kernels lock lockFile;
+    inherit
+      kernels
+      lock
+      lockFile
+      machine
+      ;
     runtime = "cuda";
     tests = callPackage ./tests.nix { };
   };

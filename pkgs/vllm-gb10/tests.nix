@@ -8,6 +8,24 @@
 }:
 let
   site = "${vllm-gb10}/${vllm-gb10.python.sitePackages}";
+  # installed for another machine: no library of that machine is here, and no run path has been set
+  isForeign = vllm-gb10.machine != stdenv.hostPlatform.parsed.cpu.name;
+  allowed =
+    vllm-gb10.autoPatchelfIgnoreMissingDeps
+    ++ lib.optionals isForeign [
+      "ld-linux-*.so.*"
+      "lib[cm].so.6"
+      "libdl.so.2"
+      "libgcc_s.so.1"
+      "libgomp.so.1*"
+      "libibverbs.so.1"
+      "libmlx5.so.1"
+      "libpthread.so.0"
+      "librt.so.1"
+      "libstdc++.so.6"
+      "libutil.so.1"
+      "libz.so.1"
+    ];
   libraries = lib.makeLibraryPath [
     stdenv.cc.cc.lib
     stdenv.cc.libc
@@ -23,8 +41,12 @@ in
 {
   # every ELF file finds its libraries, but for the driver's and those of optional back ends
   elf = runCommand "vllm-gb10-elf" { } ''
-    ${vllm-gb10.python.interpreter} ${./elf.py} resolve ${vllm-gb10} ${libraries} \
-      --allow ${lib.escapeShellArgs vllm-gb10.autoPatchelfIgnoreMissingDeps} | tee $out
+    ${vllm-gb10.python.interpreter} ${./elf.py} resolve ${vllm-gb10} "${libraries}" \
+      ${lib.optionalString isForeign "--inside"} --allow ${lib.escapeShellArgs allowed} > found || {
+        cat found >&2
+        exit 1
+      }
+    tail -n 1 found | tee $out
   '';
 
   imports = runCommand "vllm-gb10-imports" { } ''

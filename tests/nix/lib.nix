@@ -117,6 +117,7 @@ in
       {file = "a-1-cp313-cp313-ios_13_0_arm64_iphoneos.whl", hash = "sha256:0"},
       {file = "a-1-cp313-cp313-musllinux_1_2_riscv64.whl", hash = "sha256:0"},
       {file = "a-1-py3-none-any.whl", hash = "sha256:0"},
+      {file = "a-1-pp311-pypy311_pp73-manylinux_2_28_x86_64.whl", hash = "sha256:0"},
       {file = "a_ios-1.tar.gz", hash = "sha256:0"},
     '';
     expected = ''

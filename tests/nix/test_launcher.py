@@ -136,6 +136,7 @@ def test_gpu_environment(tmp_path: Path) -> None:
     assert got["NVCC_CCBIN"] == got["CXX"] == CLOSURE["cxx"]
     assert got["TORCH_CUDA_ARCH_LIST"] == got["FLASHINFER_CUDA_ARCH_LIST"] == "12.1a"
     assert "PYTHONPATH" not in got
+    assert got["NVCC_PREPEND_FLAGS"] == launch.NVCC_FLAGS
 
 
 def test_caches_are_keyed_by_the_closure() -> None:

@@ -32,6 +32,11 @@ CACHES = {
 }
 
 
+# The engine's wheels pair nvcc 13.5 with the headers of CUDA 13.0, which torch wants. CCCL
+# refuses any such pair by an #error, although within a major version both work together.
+NVCC_FLAGS = "-DCCCL_DISABLE_CTK_COMPATIBILITY_CHECK"
+
+
 class Closure(TypedDict):
     """What launch.json holds."""
 
@@ -88,6 +93,7 @@ def gpu_environment(
     return fixed | {
         **env,
         "LD_LIBRARY_PATH": _joined([folder], env.get("LD_LIBRARY_PATH")),
+        "NVCC_PREPEND_FLAGS": f"{NVCC_FLAGS} {env.get('NVCC_PREPEND_FLAGS', '')}".strip(),
         "LIBRARY_PATH": _joined([folder, f"{home}/lib"], env.get("LIBRARY_PATH")),
     }
 
