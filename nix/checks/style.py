@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-WIDTH = 120  # comments may be wider than nixfmt's 100 for code; no line is wider than this
+WIDTH = (
+    120  # comments may be wider than nixfmt's 100 for code; no line is wider than this
+)
 
 
 def findings(name: str, text: str) -> Iterator[str]:
@@ -26,7 +28,11 @@ def main() -> int:
     """Check every file below the folder."""
     root = Path(sys.argv[1])
     files = sorted(f for ext in ("nix", "sh") for f in root.rglob(f"*.{ext}"))
-    found = [f for file in files for f in findings(str(file.relative_to(root)), file.read_text())]
+    found = [
+        f
+        for file in files
+        for f in findings(str(file.relative_to(root)), file.read_text())
+    ]
     sys.stdout.writelines(f"{line}\n" for line in found)
     sys.stdout.write(f"{len(files)} files\n")
     return 1 if found or not files else 0

@@ -1,8 +1,8 @@
 """The build of ``python -m vllm_exl3.build`` for a torch that is not imported.
 
 build_kernels.py SITE WHEEL PATCHES OUT: SITE is a site-packages with torch's wheel and
-NVIDIA's compiler wheels. torch's own import wants every CUDA library and a driver, which
-compiling does not; its version and folders are read from its files instead.
+NVIDIA's compiler wheels. torch's own import wants every CUDA library and a driver,
+which compiling does not; its version and folders are read from its files instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def toolchain(site: Path, arch: str) -> Toolchain:
 
 
 def main() -> None:
-    """Build as the arguments say, for $TORCH_CUDA_ARCH_LIST on $NIX_BUILD_CORES cores."""
+    """Build as the arguments say, for $TORCH_CUDA_ARCH_LIST on $NIX_BUILD_CORES."""
     site, wheel, patches, out = map(Path, sys.argv[1:])
     jobs = int(os.environ.get("NIX_BUILD_CORES", "1")) or os.cpu_count() or 1
     check_hash(wheel, json.loads(SOURCES.read_text())["sha256"])

@@ -1,11 +1,11 @@
 """Look into ELF files: ``elf.py resolve TREE DIRS --allow PATTERN...`` and others.
 
-``resolve`` lists what the loader would not find for each ELF file of TREE, by run paths
-and the folders of DIRS (separated by colons), and fails unless all of it is allowed. With
-``--inside``, a library that lies anywhere in TREE counts as found: autoPatchelf, which
-sets the run paths to it, has not been there yet.
-``undefined TREE PATTERN`` lists undefined symbols by name. ``machine-code FILE`` lists the
-GPU architectures in FILE's fat binary. Only 64-bit little-endian ELF is read.
+``resolve`` lists what the loader would not find for each ELF file of TREE, by run
+paths and the folders of DIRS (separated by colons), and fails unless all of it is
+allowed. With ``--inside``, a library that lies anywhere in TREE counts as found:
+autoPatchelf, which sets the run paths to it, has not been there yet.
+``undefined TREE PATTERN`` lists undefined symbols by name. ``machine-code FILE`` lists
+the GPU architectures in FILE's fat binary. Only 64-bit little-endian ELF is read.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def undefined_symbols(data: bytes) -> set[str]:
 def gpu_architectures(data: bytes) -> set[str]:
     """``sm_121a``, ``compute_90`` and such of a file's fat binaries.
 
-    Source: the layout that nvcc writes, read from its output: a region starts with
-    magic 0xBA55ED50, version (u16), header size (u16) and length (u64); an entry holds
-    kind (u16: 1 PTX, 2 machine code), header size at 4 (u32), length at 8 (u64) and
-    the architecture at 28 (u32). Whether it is an "a" or "f" variant stands in the ELF
-    header's flags of the machine code, bits 8 to 15 being the architecture.
+    Source: the layout that nvcc 13 writes, read from its output for sm_90, 120 and 121
+    with and without "a" and "f": a region starts with magic 0xBA55ED50, version (u16),
+    header size (u16) and length (u64); an entry holds kind (u16: 1 PTX, 2 machine code),
+    header size at 4 (u32), length at 8 (u64), the architecture at 28 (u32) and flags
+    at 40 (u64), of which bit 20 marks an "a" and bit 21 an "f" variant.
     """
     found: set[str] = set()
     for section in sections(data):
@@ -112,9 +112,13 @@ def _fatbin_entries(data: bytes) -> Iterator[str]:
         header, length = struct.unpack_from("<HQ", data, at + 6)
         entry, end = at + header, at + header + length
         while entry < end:
-            kind, _, entry_header, entry_length = struct.unpack_from("<HHIQ", data, entry)
+            kind, _, entry_header, entry_length = struct.unpack_from(
+                "<HHIQ", data, entry
+            )
             (arch,) = struct.unpack_from("<I", data, entry + 28)
-            yield f"{'compute' if kind == 1 else 'sm'}_{arch}"
+            (flags,) = struct.unpack_from("<Q", data, entry + 40)
+            variant = "a" if flags >> 20 & 1 else "f" if flags >> 21 & 1 else ""
+            yield f"{'compute' if kind == 1 else 'sm'}_{arch}{variant}"
             entry += entry_header + entry_length
         at = data.find(b"\x50\xed\x55\xba", end)
 
@@ -179,7 +183,9 @@ def main() -> int:
         folders = [Path(p) for p in args.folders.split(":") if p]
         return resolve(args.tree, folders, args.allow, inside=args.inside)
     if args.verb == "undefined":
-        names = set[str]().union(*(undefined_symbols(d) for _, d in elf_files(args.tree)))
+        names = set[str]().union(
+            *(undefined_symbols(d) for _, d in elf_files(args.tree))
+        )
         wanted = sorted(n for n in names if fnmatch.fnmatchcase(n, args.pattern))
     else:
         wanted = sorted(gpu_architectures(args.file.read_bytes()))

@@ -17,8 +17,8 @@ from installer.destinations import SchemeDictionaryDestination
 from installer.sources import WheelFile
 
 _VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-# Build helpers that flashinfer-python and torch-c-dlpack-ext both put at the top; nothing
-# imports them at run time.
+# Build helpers that flashinfer-python and torch-c-dlpack-ext both put at the top;
+# nothing imports them at run time.
 _SHARED = frozenset({"build_backend.py", "build_utils.py"})
 
 

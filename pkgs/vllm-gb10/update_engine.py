@@ -45,7 +45,7 @@ class UpdateError(Exception):
 
 
 def rank_wheel(file: str, tag: str, machine: str) -> tuple[int, int] | None:
-    """How well a wheel fits ``tag`` (cp312) on ``machine``; lower is better, None: not."""
+    """How well a wheel fits ``tag`` on ``machine``; lower is better, None: not."""
     parts = _WHEEL.fullmatch(file)
     if not parts:
         return None
@@ -55,7 +55,9 @@ def rank_wheel(file: str, tag: str, machine: str) -> tuple[int, int] | None:
     fits_python = tag in pythons or "py3" in pythons or any(v <= minor for v in old)
     if "any" in platforms:
         return (3, 0) if fits_python else None
-    if not any(p.startswith(("manylinux", "linux")) and p.endswith(machine) for p in platforms):
+    if not any(
+        p.startswith(("manylinux", "linux")) and p.endswith(machine) for p in platforms
+    ):
         return None
     if tag in pythons and tag in abis:
         return (0, 0)
@@ -64,10 +66,16 @@ def rank_wheel(file: str, tag: str, machine: str) -> tuple[int, int] | None:
     return (2, 0) if "none" in abis and fits_python else None
 
 
-def pick_wheel(files: Iterable[Mapping[str, Any]], tag: str, machine: str) -> Mapping[str, Any]:
+def pick_wheel(
+    files: Iterable[Mapping[str, Any]], tag: str, machine: str
+) -> Mapping[str, Any]:
     """The best fitting file of an index page's list; UpdateError where none fits."""
-    ranked = [(rank_wheel(f["filename"], tag, machine), f["filename"], f) for f in files]
-    fitting = sorted((r, name, i) for i, (r, name, _) in enumerate(ranked) if r is not None)
+    ranked = [
+        (rank_wheel(f["filename"], tag, machine), f["filename"], f) for f in files
+    ]
+    fitting = sorted(
+        (r, name, i) for i, (r, name, _) in enumerate(ranked) if r is not None
+    )
     if not fitting:
         names = ", ".join(name for _, name, _ in ranked) or "no file at all"
         raise UpdateError(f"no wheel for {tag} on {machine} among {names}")
@@ -107,7 +115,7 @@ def read_requirements(text: str) -> list[tuple[str, str, frozenset[str]]]:
 
 
 def resolve_gb10(python: str) -> str:
-    """uv's pinned and hashed requirements of vLLM for aarch64 and this Python."""
+    """Pinned and hashed requirements of vLLM for aarch64 and this Python."""
     constraint = Path(os.environ.get("TMPDIR", "/tmp")) / f"glmspark-{os.getpid()}.txt"  # noqa: S108
     constraint.write_text(GB10_CONSTRAINT)
     try:
@@ -121,6 +129,7 @@ def resolve_gb10(python: str) -> str:
             input=GB10_INPUT,
             capture_output=True,
             text=True,
+            check=False,
         )
     finally:
         constraint.unlink()
@@ -139,7 +148,7 @@ def index_files(index: str, project: str) -> list[dict[str, Any]]:
 
 
 def local_files(project: str) -> list[dict[str, Any]]:
-    """The project's wheels in pip's wheel folders ($PIP_FIND_LINKS), with their hashes."""
+    """The project's wheels in pip's wheel folders ($PIP_FIND_LINKS), with hashes."""
     import hashlib
 
     folders = [Path(f) for f in os.environ.get("PIP_FIND_LINKS", "").split()]

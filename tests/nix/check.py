@@ -1,4 +1,4 @@
-"""``nix flake check`` of a flake with stand-ins for its inputs: python3 -m tests.nix.check.
+"""``nix flake check`` with stand-ins for the inputs: python3 -m tests.nix.check.
 
 The derivations are real and built in Nix's sandbox; nixpkgs, poetry2nix and
 nixos-dgx-spark are small trees of this folder whose packages are links to the host's.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.nix.get_nix import NixUnavailableError, get_nix, install_missing
+from tests.nix.get_nix import NixUnavailableError, get_nix, install_missing, run
 
 HERE = Path(__file__).resolve().parent
 INPUTS = ("nixpkgs", "poetry2nix", "nixos-dgx-spark")
@@ -57,9 +57,14 @@ class Workshop:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The finished command; its output is kept as text, nothing is raised."""
+        argv = self.argv(*words)
         return subprocess.run(
-            self.argv(*words), env=self.env, text=True, capture_output=True
+            argv, env=self.env, text=True, capture_output=True, check=False
         )
+
+    def show(self, *words: str) -> int:
+        """The exit status of a command whose output goes where ours does."""
+        return subprocess.run(self.argv(*words), env=self.env, check=False).returncode
 
     def result(self, *words: str) -> str:
         """Standard output of a command that must succeed."""
@@ -94,16 +99,12 @@ def python_folders() -> list[Path]:
 
 def pip_sources() -> tuple[list[str], list[str]]:
     """pip's indexes and wheel folders on this machine."""
-    config = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
-    ).stdout
+    config = run(sys.executable, "-m", "pip", "config", "list")
     settings: dict[str, str] = {}
     for name, value in re.findall(r"^(?:global|:env:)\.?(\S+?)='(.*)'$", config, re.M):
         settings[name.lstrip(".")] = value
     script = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
-    default = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True
-    ).stdout.strip()
+    default = run(sys.executable, "-c", script).strip()
     indexes = [settings.get("index-url", default)]
     indexes += settings.get("extra-index-url", "").split()
     folders = settings.get("find-links", "").split()
@@ -135,8 +136,8 @@ def sandbox_paths(pythons: Mapping[str, str], folders: Sequence[str]) -> str:
 def workshop(cache: Path) -> Iterator[Workshop]:
     """Nix below ``cache`` with a store of its own there, and the stand-ins.
 
-    The store is a chroot store (``cache/root/nix/store``): the machine's /nix, if it has
-    one, is neither read nor written.
+    The store is a chroot store (``cache/root/nix/store``): the machine's /nix, if it
+    has one, is neither read nor written.
     """
     install_missing(DEBIAN_TOOLS)
     nix = get_nix(cache / "nix")
@@ -192,7 +193,7 @@ def snapshot(checkout: Path, folder: Path) -> str:
 
 
 def commands(flake: str) -> list[tuple[str, ...]]:
-    """What a check runs, in order: everything is evaluated, then this system is built."""
+    """What a check runs in order: evaluate everything, then build this system's."""
     return [
         ("flake", "show", "--all-systems", flake),
         ("flake", "check", "--no-build", "--all-systems", flake),
@@ -205,7 +206,7 @@ def check_flake(flake: Path, shop: Workshop) -> int:
     with TemporaryDirectory() as folder:
         for command in commands(snapshot(flake, Path(folder))):
             start = time.monotonic()
-            status = subprocess.run(shop.argv(*command), env=shop.env).returncode
+            status = shop.show(*command)
             took = time.monotonic() - start
             words = " ".join(command[:2])
             sys.stderr.write(f"nix {words}: status {status} after {took:.0f} s\n")
@@ -232,7 +233,7 @@ def main() -> int:
     try:
         with workshop(args.cache.resolve()) as shop:
             if args.nix:
-                return subprocess.run(shop.argv(*args.nix), env=shop.env).returncode
+                return shop.show(*args.nix)
             return check_flake(args.flake.resolve(), shop)
     except NixUnavailableError as error:
         sys.stderr.write(f"error: {error}\n")

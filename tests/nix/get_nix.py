@@ -33,10 +33,11 @@ class NixUnavailableError(Exception):
 
 def run(*argv: str | Path) -> str:
     """Standard output of a command; NixUnavailableError with its words if it fails."""
-    done = subprocess.run(list(map(str, argv)), capture_output=True, text=True)
+    words = list(map(str, argv))
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        words = (done.stderr or done.stdout).strip()
-        raise NixUnavailableError(f"{' '.join(map(str, argv[:3]))} ...: {words[-400:]}")
+        said = (done.stderr or done.stdout).strip()
+        raise NixUnavailableError(f"{' '.join(words[:3])} ...: {said[-400:]}")
     return done.stdout
 
 
@@ -46,7 +47,9 @@ def debian_mirror(sources: Iterable[str]) -> str:
     active = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
     found = re.search(r"(https?://\S+/debian)/?(?=\s|$)", active)
     if not found:
-        raise NixUnavailableError("no Debian address in the apt sources of this machine")
+        raise NixUnavailableError(
+            "no Debian address in the apt sources of this machine"
+        )
     return found[1]
 
 
@@ -90,8 +93,12 @@ def _apt_options(state: Path, suite: str) -> list[str]:
         "APT::Sandbox::User": "root",
         "Debug::NoLocking": "true",
     }
-    settings |= {f"Acquire::IndexTargets::{i}::DefaultEnabled": "false" for i in _NO_INDEX}
-    return [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
+    settings |= {
+        f"Acquire::IndexTargets::{i}::DefaultEnabled": "false" for i in _NO_INDEX
+    }
+    return [
+        word for key, value in settings.items() for word in ("-o", f"{key}={value}")
+    ]
 
 
 def _unpack(prefix: Path, suite: str) -> None:

@@ -17,9 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def load() -> Any:
     """The module, which is no package."""
-    spec = importlib.util.spec_from_file_location(
-        "elf", ROOT / "pkgs/vllm-gb10/elf.py"
-    )
+    spec = importlib.util.spec_from_file_location("elf", ROOT / "pkgs/vllm-gb10/elf.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules["elf"] = module
@@ -36,7 +34,19 @@ needs_gcc = pytest.mark.skipif(
 def compile_library(target: Path, code: str, *flags: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-o", str(target), "-x", "c", "-", "-x", "none", *flags],
+        [
+            "gcc",
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(target),
+            "-x",
+            "c",
+            "-",
+            "-x",
+            "none",
+            *flags,
+        ],
         input=code,
         text=True,
         check=True,
@@ -87,18 +97,19 @@ def test_empty_tree_is_no_pass(tmp_path: Path) -> None:
     assert elf.resolve(tmp_path, [], []) == 1
 
 
-def fatbin(*entries: tuple[int, int]) -> bytes:
-    """A fat binary's bytes with entries of (kind, architecture) and 16 bytes each."""
+def fatbin(*entries: tuple[int, int, int]) -> bytes:
+    """A fat binary's bytes with entries of (kind, architecture, flags)."""
     rows = b"".join(
         struct.pack("<HHIQ", kind, 0x101, 64, 16)
         + bytes(12)
-        + struct.pack("<I", arch)
-        + bytes(32 + 16)
-        for kind, arch in entries
+        + struct.pack("<IQQ", arch, 0, flags)
+        + bytes(16 + 16)
+        for kind, arch, flags in entries
     )
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(rows)) + rows
 
 
 def test_architectures_of_a_fat_binary() -> None:
-    data = fatbin((2, 121), (1, 90)) + fatbin((2, 80))
-    assert list(elf._fatbin_entries(data)) == ["sm_121", "compute_90", "sm_80"]
+    data = fatbin((2, 121, 0x01100011), (1, 90, 0x11)) + fatbin((2, 120, 0x01200011))
+    found = list(elf._fatbin_entries(data))
+    assert found == ["sm_121a", "compute_90", "sm_120f"]

@@ -14,8 +14,14 @@ from tests.nix import check, get_nix
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("deb http://deb.debian.org/debian bookworm main\n", "http://deb.debian.org/debian"),
-        ("URIs: https://mirror.example/debian/\nSuites: trixie\n", "https://mirror.example/debian"),
+        (
+            "deb http://deb.debian.org/debian bookworm main\n",
+            "http://deb.debian.org/debian",
+        ),
+        (
+            "URIs: https://mirror.example/debian/\nSuites: trixie\n",
+            "https://mirror.example/debian",
+        ),
         (
             "# http://snapshot.example/archive/debian/2025\nURIs: http://m.example/debian\n",
             "http://m.example/debian",
@@ -43,13 +49,13 @@ def test_failed_command_shows_its_words() -> None:
 
 
 def test_other_users_are_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(get_nix.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(get_nix.NixUnavailableError, match="not root, and some-package"):
         get_nix.install_missing({"no-such-program": "some-package"})
 
 
 def test_not_debian_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(get_nix.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(get_nix.NixUnavailableError, match="not Debian"):
         get_nix.get_nix(tmp_path / "nix")
 

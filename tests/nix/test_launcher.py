@@ -1,4 +1,4 @@
-"""The engine's launcher: the host's driver, the compiler's environment, its messages."""
+"""The engine's launcher: the host's driver, the compiler's environment, messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,14 @@ def shared_object(folder: Path, name: str) -> None:
     source = folder / "empty.c"
     source.write_text("")
     subprocess.run(
-        ["gcc", "-shared", f"-Wl,-soname,{name}", "-o", str(folder / name), str(source)],
+        [
+            "gcc",
+            "-shared",
+            f"-Wl,-soname,{name}",
+            "-o",
+            str(folder / name),
+            str(source),
+        ],
         check=True,
     )
 
@@ -154,7 +161,10 @@ def test_caches_are_keyed_by_the_closure() -> None:
     [
         ({"HOME": "/h"}, "/h/.cache/glmspark"),
         ({"HOME": "/h", "XDG_CACHE_HOME": "/c"}, "/c/glmspark"),
-        ({"HOME": "/h", "CACHE_DIRECTORY": "/var/cache/glmspark"}, "/var/cache/glmspark"),
+        (
+            {"HOME": "/h", "CACHE_DIRECTORY": "/var/cache/glmspark"},
+            "/var/cache/glmspark",
+        ),
         ({"CACHE_DIRECTORY": "/a", "GLMSPARK_PATHS_CACHE": "/b"}, "/b"),
     ],
     ids=["home", "xdg", "systemd", "kit"],
@@ -190,7 +200,10 @@ def installed(tmp_path: Path, closure: dict[str, Any]) -> Path:
 def test_host_without_driver_exits_with_preflight(tmp_path: Path) -> None:
     program = installed(tmp_path, CLOSURE)
     done = subprocess.run(
-        [sys.executable, str(program), "serve"], capture_output=True, text=True
+        [sys.executable, str(program), "serve"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == launch.PREFLIGHT
     assert "error: no NVIDIA driver" in done.stderr
@@ -202,6 +215,9 @@ def test_launcher_becomes_the_program(tmp_path: Path) -> None:
     closure = CLOSURE | {"cuda_home": None, "program": "/bin/echo"}
     program = installed(tmp_path, closure)
     done = subprocess.run(
-        [sys.executable, str(program), "serve", "a b"], capture_output=True, text=True
+        [sys.executable, str(program), "serve", "a b"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == "serve a b\n"

@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "pkgs/vllm-gb10"
-LOCKS = sorted([*FOLDER.glob("wheels-*.json"), *(ROOT / "pkgs/exllamav3").glob("wheels-*.json")])
+LOCKS = sorted(
+    [*FOLDER.glob("wheels-*.json"), *(ROOT / "pkgs/exllamav3").glob("wheels-*.json")]
+)
 
 
 def load() -> Any:
@@ -47,7 +49,7 @@ engine: Any = load()
         ("a-1.tar.gz", False),
     ],
 )
-def test_which_wheels_fit(file: str, fits: bool) -> None:  # noqa: FBT001
+def test_which_wheels_fit(file: str, fits: bool) -> None:
     assert (engine.rank_wheel(file, "cp312", "aarch64") is not None) == fits
 
 
@@ -103,7 +105,11 @@ def test_check_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_requirements_with_and_without_hashes() -> None:
-    text = "a==1 \\\n    --hash=sha256:" + "0" * 64 + "\nb[x]==2 ; python_version > '3'\n# c==3\n"
+    text = (
+        "a==1 \\\n    --hash=sha256:"
+        + "0" * 64
+        + "\nb[x]==2 ; python_version > '3'\n# c==3\n"
+    )
     assert engine.read_requirements(text) == [
         ("a", "1", frozenset({"0" * 64})),
         ("b", "2", frozenset()),

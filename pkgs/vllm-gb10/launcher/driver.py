@@ -1,9 +1,9 @@
 """Where this host's NVIDIA driver libraries are, and a folder of links to just those.
 
-A Nix-built program must not see the host's whole library folder: its glibc is not ours.
-On NixOS /run/opengl-driver/lib holds the driver alone. Elsewhere (DGX OS, or a container
-that CDI filled) the libraries are found through the linker cache, and links to them are
-laid into a folder that is named after what it holds.
+A Nix-built program must not see the host's whole library folder: its glibc is not
+ours. On NixOS /run/opengl-driver/lib holds the driver alone. Elsewhere (DGX OS, or a
+container that CDI filled) the libraries are found through the linker cache, and links
+to them are laid into a folder that is named after what it holds.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ def cached_libraries(cache: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     for i in range(count):
         _, key, value, _, _ = _ENTRY.unpack_from(data, _HEADER.size + i * _ENTRY.size)
-        name, path = (
-            data[at : data.index(b"\0", at)].decode() for at in (key, value)
-        )
+        name, path = (data[at : data.index(b"\0", at)].decode() for at in (key, value))
         found.setdefault(name, path)
     return found
 
@@ -127,7 +125,9 @@ def find_driver(base: Path, root: Path = Path("/")) -> Driver:
         return Driver(nixos, (nixos / "libcuda.so.1").resolve())
     libraries = find_libraries(root)
     if "libcuda.so.1" not in libraries:
-        looked = ", ".join(f"/{p}" for p in (NIXOS_DRIVER, LINKER_CACHE, *PLAIN_FOLDERS))
+        looked = ", ".join(
+            f"/{p}" for p in (NIXOS_DRIVER, LINKER_CACHE, *PLAIN_FOLDERS)
+        )
         raise NoDriverError(f"no NVIDIA driver: libcuda.so.1 is not in {looked}")
     folder = link_libraries(libraries, base)
     return Driver(folder, libraries["libcuda.so.1"].resolve())

@@ -19,7 +19,7 @@ from driver import Driver, NoDriverError, find_driver
 
 PREFLIGHT = 4  # the exit status of glmspark for a host that cannot run the engine
 # Each compiler's cache. Kernels of another closure must never be found there (torch,
-# headers and compiler differ), so all of them lie below a folder with the closure's key.
+# headers and compiler differ), so all lie below a folder with the closure's key.
 CACHES = {
     "CUDA_CACHE_PATH": "cuda",
     "DG_JIT_CACHE_DIR": "deep_gemm",
@@ -32,8 +32,8 @@ CACHES = {
 }
 
 
-# The engine's wheels pair nvcc 13.5 with the headers of CUDA 13.0, which torch wants. CCCL
-# refuses any such pair by an #error, although within a major version both work together.
+# The engine's wheels pair nvcc 13.5 with the headers of CUDA 13.0, which torch wants.
+# CCCL refuses any such pair by an #error, although both work within a major version.
 NVCC_FLAGS = "-DCCCL_DISABLE_CTK_COMPATIBILITY_CHECK"
 
 
@@ -81,6 +81,7 @@ def gpu_environment(
     """``env`` with the driver's folder and what CUDA compiles at run time need."""
     home = str(closure["cuda_home"])
     folder = str(driver.folder)
+    nvcc_flags = f"{NVCC_FLAGS} {env.get('NVCC_PREPEND_FLAGS', '')}".strip()
     fixed = {
         "CUDA_HOME": home,
         "CUDA_PATH": home,
@@ -93,7 +94,7 @@ def gpu_environment(
     return fixed | {
         **env,
         "LD_LIBRARY_PATH": _joined([folder], env.get("LD_LIBRARY_PATH")),
-        "NVCC_PREPEND_FLAGS": f"{NVCC_FLAGS} {env.get('NVCC_PREPEND_FLAGS', '')}".strip(),
+        "NVCC_PREPEND_FLAGS": nvcc_flags,
         "LIBRARY_PATH": _joined([folder, f"{home}/lib"], env.get("LIBRARY_PATH")),
     }
 
@@ -101,7 +102,10 @@ def gpu_environment(
 def environment(
     closure: Closure, env: Mapping[str, str], root: Path = Path("/")
 ) -> dict[str, str]:
-    """The environment of the engine; raises NoDriverError for a GPU engine without one."""
+    """The environment of the engine.
+
+    Raises NoDriverError where a GPU engine finds no driver.
+    """
     ready = base_environment(closure, env)
     if closure["cuda_home"] is None:
         return ready
@@ -127,7 +131,7 @@ def main() -> None:
         changed = {k: v for k, v in env.items() if os.environ.get(k) != v}
         sys.stdout.write(json.dumps(changed, indent=1, sort_keys=True) + "\n")
         sys.exit(0)
-    os.execve(program, [program, *sys.argv[1:]], env)  # noqa: S606
+    os.execve(program, [program, *sys.argv[1:]], env)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""A docker-archive of store paths: ``conf ATTRS OUT`` plans it, ``stream CONF`` writes it.
+"""A docker-archive of store paths: ``conf ATTRS OUT`` plans, ``stream CONF`` writes.
 
 One layer a store path (the last takes what is over ``maxLayers``), then one layer of
-links for the contents and of the files that extraCommands made. Times and owners are fixed.
+links for the contents and of the files that extraCommands made. Times and owners
+are fixed.
 """
 
 import hashlib
@@ -33,41 +34,47 @@ def _fixed(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _walk(top: str) -> Iterator[str]:
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _walk(top: Path) -> Iterator[Path]:
     yield top
-    if os.path.isdir(top) and not os.path.islink(top):
-        for name in sorted(os.listdir(top)):
-            yield from _walk(f"{top}/{name}")
+    if _is_folder(top):
+        for path in sorted(top.iterdir()):
+            yield from _walk(path)
 
 
-def _add(tar: tarfile.TarFile, path: str, name: str) -> None:
+def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
     entry = _fixed(tar.gettarinfo(path, arcname=name))
-    if entry.islnk():  # hard links of an optimised store: the image must not depend on it
+    if (
+        entry.islnk()
+    ):  # hard links of an optimised store: the image must not depend on it
         entry.type = tarfile.REGTYPE
-        entry.size = os.stat(path).st_size
+        entry.size = path.stat().st_size
     if entry.isreg():
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             tar.addfile(entry, file)
     else:
         tar.addfile(entry)
 
 
 def _add_links(tar: tarfile.TarFile, contents: list[str], custom: str) -> None:
-    """The merged tree of ``contents`` as links into the store, then the custom files."""
+    """The merged tree of ``contents`` as links into the store, then custom files."""
     seen: set[str] = set()
     for root in contents:
-        for path in _walk(root):
+        for path in _walk(Path(root)):
             name = os.path.relpath(path, root)
             if name in seen or name == ".":
                 continue
             seen.add(name)
             entry = _fixed(tarfile.TarInfo(name))
-            if os.path.isdir(path) and not os.path.islink(path):
+            if _is_folder(path):
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             else:
-                entry.type, entry.linkname = tarfile.SYMTYPE, path
+                entry.type, entry.linkname = tarfile.SYMTYPE, str(path)
             tar.addfile(entry)
-    for path in _walk(custom):
+    for path in _walk(Path(custom)):
         name = os.path.relpath(path, custom)
         if name not in seen and name != ".":
             _add(tar, path, name)
@@ -77,8 +84,8 @@ def _layer(paths: list[str], contents: list[str], custom: str) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for top in paths:
-            for path in _walk(top):
-                _add(tar, path, path.lstrip("/"))
+            for path in _walk(Path(top)):
+                _add(tar, path, str(path).lstrip("/"))
         if custom:
             _add_links(tar, contents, custom)
     return buffer.getvalue()
@@ -104,7 +111,9 @@ def _config(image: dict[str, Any], digests: list[str]) -> bytes:
 
 def _stream(conf: Path) -> None:
     image = json.loads(conf.read_text())
-    layers = [(paths, [], "") for paths in image["layers"]]
+    layers: list[tuple[list[str], list[str], str]] = [
+        (paths, [], "") for paths in image["layers"]
+    ]
     layers.append(([], image["contents"], image["custom"]))
     names, digests = [], []
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as out:

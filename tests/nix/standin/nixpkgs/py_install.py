@@ -1,7 +1,7 @@
 """Install a wheel or a source tree: py_install.py wheel|tree SRC OUT SITE.
 
 A tree is installed from the packages and scripts that its pyproject.toml names.
-$pyPath holds the site folders of the dependencies.
+$PYPATH holds the site folders of the dependencies.
 """
 
 import configparser
@@ -72,7 +72,7 @@ def main() -> None:
     dest.mkdir(parents=True)
     install = _install_wheel if kind == "wheel" else _install_tree
     scripts = install(src, dest)
-    deps = [p for p in os.environ.get("pyPath", "").split(":") if p]
+    deps = [p for p in os.environ.get("PYPATH", "").split(":") if p]
     _write_launchers(scripts, out, [str(dest), *deps])
 
 

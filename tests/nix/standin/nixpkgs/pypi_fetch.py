@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -21,8 +22,8 @@ def _links(index: str, project: str) -> dict[str, str]:
         page = Path(urllib.request.url2pathname(url[len("file:") :])) / "index.html"
         text, kind = page.read_text(), "text/html"
     else:
-        request = urllib.request.Request(url, headers=_ACCEPT)
-        with urllib.request.urlopen(request) as answer:
+        request = urllib.request.Request(url, headers=_ACCEPT)  # noqa: S310
+        with urllib.request.urlopen(request) as answer:  # noqa: S310
             text, kind = answer.read().decode(), answer.headers["content-type"]
     if "json" in kind:
         return {f["filename"]: f["url"] for f in json.loads(text)["files"]}
@@ -32,22 +33,31 @@ def _links(index: str, project: str) -> dict[str, str]:
 
 
 def _find(project: str, file: str) -> str:
-    for folder in os.environ["wheelFolders"].split():
+    for folder in _env("wheelFolders").split():
         if (Path(folder) / file).exists():
             return (Path(folder) / file).as_uri()
-    for index in os.environ["indexes"].split():
+    for index in _env("indexes").split():
         try:
             found = _links(index, project).get(file)
         except OSError as error:
-            print(f"{project}: {error}")
+            sys.stderr.write(f"{project}: {error}\n")
             continue
         if found:
             return found
     raise SystemExit(f"{file} is neither in pip's wheel folders nor on its index")
 
 
+def _env(name: str) -> str:
+    """An attribute of the derivation, which Nix hands over as it is written there."""
+    return os.environ[name]
+
+
+def main() -> None:
+    """Fetch as the derivation says."""
+    address = _find(_env("project"), _env("file"))
+    with urllib.request.urlopen(address) as source, Path(_env("out")).open("wb") as to:  # noqa: S310
+        shutil.copyfileobj(source, to)
+
+
 if __name__ == "__main__":
-    address = _find(os.environ["project"], os.environ["file"])
-    with urllib.request.urlopen(address) as source:
-        with Path(os.environ["out"]).open("wb") as target:
-            shutil.copyfileobj(source, target)
+    main()

@@ -87,13 +87,13 @@ let
           removeAttrs args ours
           // {
             dontUnpack = isWheel;
-            pyPath = lib.makeSearchPath site deps;
+            PYPATH = lib.makeSearchPath site deps;
             installPhase = "${exe} ${./py_install.py} ${
               if isWheel then "wheel $src" else "tree ."
             } $out ${site}";
             doInstallCheck = true;
             installCheckPhase = lib.concatMapStrings (m: ''
-              PYTHONPATH=$out/${site}:$pyPath ${exe} -c "import ${m}"
+              PYTHONPATH=$out/${site}:$PYPATH ${exe} -c "import ${m}"
             '') (args.pythonImportsCheck or [ ]);
             passthru = {
               pyDeps = deps;
