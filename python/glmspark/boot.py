@@ -16,6 +16,7 @@ from glmspark.processes import Identity
 from glmspark.ranks import RankSpec
 
 KEPT_BOOTS = 10
+SCRATCH_PREFIX = "glmspark-"
 _BOOT_NAME = re.compile(r"^\d{8}T\d{6}-[0-9a-f]{6}$")
 
 
@@ -106,6 +107,7 @@ class State:
     failure: Failure | None = None
     ready_s: float | None = None
     private_shm: bool = True
+    scratch: str = ""
 
     def write(self, path: Path) -> None:
         """Leave the state in ``path``, whole or not at all."""

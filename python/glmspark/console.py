@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -108,3 +108,20 @@ def narrator() -> Iterator[Narrator]:
     finally:
         if isinstance(teller, RichNarrator):
             teller.busy("")
+
+
+def table(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Rows on stdout: a rich table on a terminal, aligned columns elsewhere."""
+    if sys.stdout.isatty() and wants_rich():
+        from rich.console import Console
+        from rich.table import Table
+
+        shown = Table(*headers, box=None, pad_edge=False, header_style="bold")
+        for row in rows:
+            shown.add_row(*(_escape(cell) for cell in row))
+        Console().print(shown)
+        return
+    widths = [max(len(row[i]) for row in rows) for i in range(len(headers))]
+    for row in rows:
+        cells = (f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from glmspark import processes
 from glmspark.backends import Backend
-from glmspark.boot import State, boot_folders, read_state
+from glmspark.boot import SCRATCH_PREFIX, State, boot_folders, read_state
 from glmspark.errors import CommandError
 from glmspark.facts import Facts
 from glmspark.paths import KitPaths
@@ -38,6 +40,8 @@ def end_kit(paths: KitPaths, backend: Backend, grace_s: float) -> bool:
     left = [one for one in processes.marked() if one.boot in boots]
     kill(left, boots)
     state = read_state(paths.state_file)
+    if state is not None and Path(state.scratch).name.startswith(SCRATCH_PREFIX):
+        shutil.rmtree(state.scratch, ignore_errors=True)
     if state is not None and not state.is_final:
         replace(state, phase="stopped", since=time.time()).write(paths.state_file)
     return bool(left) or current

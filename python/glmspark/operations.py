@@ -32,7 +32,7 @@ from glmspark.errors import (
     IntegrityError,
     NotReadyError,
 )
-from glmspark.facts import probe
+from glmspark.facts import Roots, probe, read_listeners
 from glmspark.locks import operation_lock
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
 from glmspark.plan import Action, Goal, Plan, Step, api_url, build_plan
@@ -46,6 +46,7 @@ PHASE_WORDS = {
     "canary": "the API is healthy; waiting for a first completion",
 }
 _ERRORS: Mapping[int, type[GlmSparkError]] = {
+    ExitCode.CONFIG: ConfigError,
     ExitCode.COMMAND: CommandError,
     ExitCode.NOT_READY: NotReadyError,
     ExitCode.INTEGRITY: IntegrityError,
@@ -138,8 +139,20 @@ class Operator:
             return Outcome("already stopped")
         with operation_lock(self.paths.lock_file, "stop"):
             ended = self._end()
+        for port in (self.kit.serve.port, self.kit.ports.master):
+            self._note_taken(port)
         word = "stopped" if ended else "already stopped"
         return Outcome(word, self.state(), seconds=time.monotonic() - began_s)
+
+    def _note_taken(self, port: int) -> None:
+        """Say who holds a port of the kit now that none of its ranks is alive."""
+        for one in read_listeners(Roots()):
+            if one.port == port:
+                owner = f"pid {one.pid} ({one.program})" if one.pid else "somebody"
+                self.narrator.note(
+                    f"port {port} is held by {owner}, none of this kit's ranks"
+                )
+                return
 
     def _bring_up(self, goal: Goal, waive: tuple[str, ...]) -> Outcome:
         check_waivers(waive)

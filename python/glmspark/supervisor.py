@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from glmspark import fingerprint, health, processes
-from glmspark.boot import Boot, Failure, State, kernel_boot
+from glmspark.boot import SCRATCH_PREFIX, Boot, Failure, State, kernel_boot
 from glmspark.causes import first_cause, hint_for
 from glmspark.errors import ExitCode
 from glmspark.paths import read_key
@@ -92,7 +92,7 @@ class Supervisor:
         self.scanned_s = 0.0
         self.stop_asked = False
         # Short, since Unix sockets below it have 108 bytes for their whole path.
-        self.scratch = Path(tempfile.mkdtemp(prefix="glmspark-", dir="/tmp"))
+        self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir="/tmp"))
         me = processes.identity(os.getpid())
         assert me is not None  # noqa: S101 - this process runs
         self.state = State(
@@ -106,6 +106,7 @@ class Supervisor:
             url=self.boot.api.url,
             name=self.boot.api.name,
             nodes={spec.rank: spec.node for spec in self.boot.ranks},
+            scratch=str(self.scratch),
         )
 
     def run(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from glmspark.causes import SIGNATURES, bare, first_cause, hint_for
 
 WORKER = """\
@@ -12,13 +11,18 @@ INFO 11-30 22:57:00 [api.py:1] starting
 (Worker_TP0 pid=17) ERROR 11-30 22:57:09 [w.py:3]   File "x.py", line 3, in load
 (Worker_TP0 pid=17) ERROR 11-30 22:57:09 [w.py:3] torch.DistNetworkError: EADDRINUSE
 (EngineCore pid=9) ERROR 11-30 22:57:10 [core.py:1] Traceback (most recent call last):
-(EngineCore pid=9) RuntimeError: Engine core initialization failed. See root cause above.
-RuntimeError: Engine core initialization failed. See root cause above.
+(EngineCore pid=9) RuntimeError: Engine core initialization failed. See above.
+RuntimeError: Engine core initialization failed. See root cause.
 """
 
 
 def test_the_first_real_exception_is_the_cause() -> None:
     assert first_cause(WORKER) == "torch.DistNetworkError: EADDRINUSE"
+
+
+def test_what_the_tool_says_comes_before_everything() -> None:
+    log = "ValueError: x\nerror: /m holds no model\nhint: link it\n"
+    assert first_cause(log) == "/m holds no model"
 
 
 def test_an_echo_is_the_cause_only_when_nothing_else_is_there() -> None:

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from glmspark.errors import ConfigError
 from glmspark.plan import Action, Goal, Plan, api_url, build_plan
 from glmspark.ranks import EnginePaths, RankSpec, render_ranks, scrub

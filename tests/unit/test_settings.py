@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from glmspark.errors import ConfigError
 from glmspark.settings import known_keys, load_settings, show_rows
 from glmspark.tomlplace import line_of

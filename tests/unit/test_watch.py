@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from glmspark.boot import Limits
 from glmspark.errors import ExitCode
 from glmspark.watch import Observation, Phase, Watch
@@ -46,6 +45,17 @@ def test_any_exit_is_a_failure_even_status_0(make: object, how: str) -> None:
     )
     assert how in watch.failure.message
     assert watch.failure.exit_code == ExitCode.COMMAND
+
+
+@pytest.mark.parametrize(("status", "code"), [(3, 3), (7, 7), (1, 5), (0, 5)])
+def test_a_rank_that_never_became_the_engine_gives_its_own_code(
+    status: int, code: int
+) -> None:
+    seen = Observation(5, exited={1: f"exit status {status}"})
+    failure = begin().step(seen).failure
+    assert failure is not None and failure.exit_code == code
+    failure = loading().step(seen).failure
+    assert failure is not None and failure.exit_code == ExitCode.COMMAND
 
 
 def test_the_first_that_ended_is_named() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from glmspark.cli.options import json_option, kit_options, print_json
+from glmspark.console import table
 from glmspark.settings import load_settings, show_rows
 
 
@@ -35,9 +36,7 @@ def show(kit: str | None, sets: tuple[str, ...], as_json: bool) -> None:  # noqa
         print_json({key: {"value": v, "origin": o} for key, v, o in rows})
         return
     shown = [(key, _toml(value), origin) for key, value, origin in rows]
-    widths = [max(len(row[i]) for row in shown) for i in (0, 1)]
-    for key, value, origin in shown:
-        click.echo(f"{key:{widths[0]}}  {value:{widths[1]}}  {origin}")
+    table(("setting", "value", "from"), shown)
 
 
 def _toml(value: Any) -> str:

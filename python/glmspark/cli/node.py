@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from glmspark.cli.options import json_option, kit_options, print_json, settings_of
+from glmspark.console import table
 
 
 @click.group(name="node")
@@ -29,9 +30,12 @@ def probe(kit: str | None, sets: tuple[str, ...], as_json: bool) -> None:  # noq
     if as_json:
         print_json(facts)
         return
-    for name, value in facts.items():
-        for line in value if isinstance(value, (list, tuple)) else [value]:
-            click.echo(f"{name:14} {line}")
+    rows = [
+        (name, str(line))
+        for name, value in facts.items()
+        for line in (value if isinstance(value, (list, tuple)) else [value])
+    ]
+    table(("fact", "value"), rows)
 
 
 @command.command(hidden=True)

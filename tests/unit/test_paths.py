@@ -1,0 +1,99 @@
+"""Folders, keys and locks."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from glmspark.errors import CommandError, ConfigError
+from glmspark.locks import operation_lock
+from glmspark.paths import ensure_key, kit_paths, make_folder, read_key
+from glmspark.settings import load_settings
+
+
+def paths(environ: dict[str, str], *sets: str) -> list[str]:
+    kit = load_settings(sets=sets, environ={"HOME": "/x"}).kit
+    found = kit_paths(kit, environ)
+    return [str(found.state), str(found.cache), str(found.key), str(found.store)]
+
+
+def test_folders_follow_xdg_and_settings() -> None:
+    assert paths({"HOME": "/h"}) == [
+        "/h/.local/state/glmspark/loopback",
+        "/h/.cache/glmspark",
+        "/h/.local/state/glmspark/loopback/key",
+        "/h/.local/state/glmspark/store",
+    ]
+    xdg = {"HOME": "/h", "XDG_STATE_HOME": "/s", "XDG_CACHE_HOME": "/c"}
+    assert paths(xdg)[:2] == ["/s/glmspark/loopback", "/c/glmspark"]
+    sets = ("paths.state=/a", "paths.cache=/b", "weights.store=/w", "auth.key_file=/k")
+    assert paths({}, *sets) == ["/a/loopback", "/b", "/k", "/w"]
+
+
+def test_no_home_and_no_setting() -> None:
+    with pytest.raises(ConfigError, match="HOME and XDG_STATE_HOME are not set"):
+        paths({})
+
+
+def test_a_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    make_folder(folder, "paths.state")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="Not a directory") as caught:
+        make_folder(tmp_path / "file" / "x", "paths.cache")
+    assert "GLMSPARK_PATHS_CACHE" in caught.value.hint
+
+
+def test_a_key_is_made_once(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    key = ensure_key(file)
+    assert len(key) >= 40 and stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert ensure_key(file) == key
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_a_key_that_others_can_read(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "key"
+    ensure_key(file)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=f"has mode {mode:04o}") as caught:
+        ensure_key(file)
+    assert caught.value.hint == f"chmod 600 {file}"
+
+
+def test_an_empty_or_absent_key(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.touch(0o600)
+    with pytest.raises(ConfigError, match="is empty"):
+        ensure_key(file)
+    with pytest.raises(ConfigError, match="cannot read the key file"):
+        read_key(tmp_path / "none")
+    with pytest.raises(ConfigError, match="cannot make the key file"):
+        ensure_key(tmp_path / "none" / "key")
+
+
+def test_a_lock_has_one_holder_who_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    said = r"on this kit: start by \w+, pid \d+"
+    with (
+        operation_lock(file, "start"),
+        pytest.raises(CommandError, match=said),
+        operation_lock(file, "stop"),
+    ):
+        pass
+    with operation_lock(file, "stop"):
+        pass
+
+
+def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="cannot open the lock"),
+        operation_lock(tmp_path / "none" / "lock", "x"),
+    ):
+        pass
