@@ -21,17 +21,15 @@ MAX_LINEAR_ROWS = 4096
 
 @lru_cache(maxsize=1)
 def limits() -> Limits:
-    """The tiers' limits; ``VLLM_EXL3_TIERS`` is ``own`` (default) or ``exllamav3``.
+    """The tiers' limits; ``EXL3_TIERS`` is ``own`` (default) or ``exllamav3``.
 
     The second runs exllamav3's kernels alone: for comparison, and as a way round
     should this package's own misbehave on some GPU.
     """
-    named = os.environ.get("VLLM_EXL3_TIERS", Kernels.OWN.value)
+    named = os.environ.get("EXL3_TIERS", Kernels.OWN.value)
     known = [k.value for k in Kernels]
     if named not in known:
-        raise Exl3ConfigError(
-            f"VLLM_EXL3_TIERS is {named!r}, needed {' or '.join(known)}"
-        )
+        raise Exl3ConfigError(f"EXL3_TIERS is {named!r}, needed {' or '.join(known)}")
     groups = kernel_file.load().exl3_moe_max_concurrency(torch.cuda.current_device())
     kernels = Kernels(named)
     if kernels is Kernels.OWN:

@@ -15,7 +15,7 @@ from enum import Enum
 COOP_SLOTS = 256
 ROW_TILES = (16, 32, 64, 128)
 # (largest mean rows of an expert, row tile); beyond the last, 128.
-TILE_BY_MEAN = ((16, 16), (128, 64))
+TILE_BY_MEAN = ((16, 16), (24, 32), (128, 64))
 ALIGNMENT = 256
 
 
@@ -56,13 +56,13 @@ class Limits:
     """Where one tier ends and the next begins.
 
     ``coop_tokens``: the last token count for COOP. ``pass_tokens``: tokens that one
-    GROUPED pass takes, a block of 2304 and 32 of decoding; longer calls are cut.
+    GROUPED pass takes, a block of 4608 and 32 of decoding; longer calls are cut.
     ``fused_rows``: rows that FUSED has scratch for. ``fused_groups``: its concurrent
     experts, a property of the device.
     """
 
     coop_tokens: int = 2
-    pass_tokens: int = 2336
+    pass_tokens: int = 4640
     fused_rows: int = 128
     fused_groups: int = 6
     kernels: Kernels = Kernels.OWN
@@ -88,7 +88,7 @@ def row_tile(tokens: int, shape: Shape) -> int:
     """The row tile for GROUPED by an expert's mean share of rows.
 
     A larger tile decodes weights less often; one that is mostly empty multiplies
-    zeros. On an H200 the tile of 32 never won; it is for dense layers.
+    zeros.
     """
     mean = tokens * shape.top_k / shape.experts
     return next((tile for most, tile in TILE_BY_MEAN if mean <= most), 128)

@@ -90,10 +90,10 @@ def cache_folder() -> Path:
 def default_folder() -> Path:
     """Where the extension is looked for.
 
-    ``VLLM_EXL3_KERNELS`` names the folder; else it is the package's own, and last the
+    ``EXL3_KERNELS`` names the folder; else it is the package's own, and last the
     cache, where ``python -m vllm_exl3.build`` puts it.
     """
-    named = os.environ.get("VLLM_EXL3_KERNELS")
+    named = os.environ.get("EXL3_KERNELS")
     if named:
         return Path(named)
     own = Path(__file__).parent

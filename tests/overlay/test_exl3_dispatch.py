@@ -23,8 +23,8 @@ THEIRS = Limits(kernels=Kernels.EXLLAMAV3)
         (2, [Tier.COOP]),
         (3, [Tier.GROUPED]),
         (512, [Tier.GROUPED]),
-        (2336, [Tier.GROUPED]),
-        (7168, [Tier.GROUPED] * 4),
+        (4640, [Tier.GROUPED]),
+        (7168, [Tier.GROUPED] * 2),
     ],
 )
 def test_tiers_by_tokens(tokens: int, tiers: list[Tier]) -> None:
@@ -45,9 +45,10 @@ def test_passes_cover_every_token_once(tokens: int, limits: Limits) -> None:
 
 
 def test_long_calls_are_cut_evenly() -> None:
-    assert dispatch.cut(4640, 2336) == [(0, 2320), (2320, 2320)]
+    assert dispatch.cut(4640, 4640) == [(0, 4640)]
+    assert dispatch.cut(4641, 4640) == [(0, 2320), (2320, 2321)]
     sizes = [p.tokens for p in dispatch.plan(7168, GLM, OWN)]
-    assert sizes == [1792] * 4
+    assert sizes == [3584] * 2
 
 
 def test_the_cooperative_kernels_slots_are_not_exceeded() -> None:
@@ -85,7 +86,8 @@ def test_a_captured_graph_must_not_know_the_routing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "tile"), [(33, 16), (576, 16), (577, 64), (4608, 64), (7168, 128)]
+    ("tokens", "tile"),
+    [(33, 16), (576, 16), (577, 32), (865, 64), (4608, 64), (7168, 128)],
 )
 def test_row_tiles_follow_the_mean_share(tokens: int, tile: int) -> None:
     assert dispatch.row_tile(tokens, GLM) == tile
@@ -93,9 +95,12 @@ def test_row_tiles_follow_the_mean_share(tokens: int, tile: int) -> None:
 
 def test_scratch_is_bounded_however_long_the_call() -> None:
     most = dispatch.scratch_bytes(10**6, GLM, OWN)
-    assert most == dispatch.scratch_bytes(2336, GLM, OWN)
-    # 18,688 rows of 2 x 4096 and 2 x 1024 halves, three tables; 10.8 MB for COOP.
-    assert most == 382_957_056 + 10_764_812
-    assert dispatch.scratch_bytes(512, GLM, OWN) < most / 3
+    assert most == dispatch.scratch_bytes(4640, GLM, OWN)
+    # 37,120 rows of 2 x 4096 and 2 x 1024 halves, three tables; 10.8 MB for COOP.
+    rows = 37_120
+    grouped = rows * (2 * 8192 + 2 * 2048) + 3 * 4 * rows + 2 * 1280
+    assert most == grouped + 10_764_812
+    assert round(most / 2**30, 2) == 0.72
+    assert dispatch.scratch_bytes(512, GLM, OWN) < most / 7
     theirs = dispatch.scratch_bytes(10**6, GLM, THEIRS)
     assert theirs == dispatch.coop_bytes(GLM) + 4 * 6 * 128 * 5120 + 6 * 4096 * 1024
