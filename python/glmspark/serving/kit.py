@@ -70,7 +70,9 @@ class Serving:
 
     ``drafter`` is dflash2, mtp or none. ``cache_dir`` keeps compiled kernels and has
     to be one per engine. ``donor_dir`` holds the second repository of a transplant.
-    ``config`` and ``draft_config`` are the two config.json.
+    ``config`` and ``draft_config`` are the two config.json. ``padded_draft_dir`` is
+    a folder of links to the drafter whose config.json is drafter.padded_draft_config;
+    only three ranks need it.
     """
 
     model_dir: str
@@ -85,6 +87,7 @@ class Serving:
     master_port: int = 29501
     chat_template: str = ""
     donor_dir: str = ""
+    padded_draft_dir: str = ""
     plugins: tuple[str, ...] = field(default=("exl3",))
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from glmspark.errors import ConfigError
+from glmspark.serving.drafter import speculative_config
 from glmspark.serving.kit import KitShape, Serving, capture_sizes, check_kit
 from glmspark.serving.memory import Load, MemoryPlan, check_fits, memory_plan
 from glmspark.serving.model import ModelShape, draft_shape, model_shape
 from glmspark.serving.nccl import rank_environment
 from glmspark.serving.profiles import Engine, Profile
-from glmspark.serving.topology import Topology, draft_heads
+from glmspark.serving.topology import Topology
 
 # Layers that vLLM's online FP8 takes with dense = "fp8"; overlay/vllm/0011 opens KDA
 # and MLA to it. kv_b_proj stays: MLA absorbs it, and would keep a bf16 copy.
@@ -54,35 +55,6 @@ def _json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def speculative_config(
-    engine: Engine, topo: Topology, serving: Serving, memory: MemoryPlan
-) -> dict[str, Any] | None:
-    """Value of --speculative-config, or None without a drafter.
-
-    ``kv_cache_dtype`` auto because the drafter's attention has no fp8 KV;
-    ``disable_eagle_block_drop`` because on 0.32.0 each lookup would else lose one
-    target block, which DFlash does not need (0.33.0 decides so itself).
-    """
-    if serving.drafter == "none":
-        return None
-    if serving.drafter == "mtp":
-        return {"method": "mtp", "num_speculative_tokens": engine.mtp_tokens}
-    config: dict[str, Any] = {
-        "method": "dflash",
-        "model": serving.draft_dir,
-        "num_speculative_tokens": engine.draft_tokens,
-        "kv_cache_dtype": "auto",
-        "draft_sample_method": "probabilistic",
-        "rejection_sample_method": "standard",
-        "draft_tensor_parallel_size": topo.ranks,
-        "disable_eagle_block_drop": True,
-    }
-    small = memory.layout.drafting.block_tokens
-    if small:  # overlay/vllm/0001: unpatched vLLM refuses the field, as it should
-        config["draft_kv_block_size"] = small
-    return config
-
-
 def head_overrides(
     topo: Topology, model: ModelShape, serving: Serving
 ) -> dict[str, Any] | None:
@@ -110,21 +82,6 @@ def check_dense(topo: Topology, engine: Engine) -> None:
             "divide by 16",
             hint="set dense = 'bf16' in the profile",
         )
-
-
-def padded_draft_config(topo: Topology, serving: Serving) -> dict[str, Any] | None:
-    """The drafter's config.json with padded heads, or None where heads divide."""
-    if serving.drafter != "dflash2":
-        return None
-    draft = draft_shape(serving.draft_config)
-    heads, kv = draft_heads(topo, draft)
-    if kv == draft.kv_heads:
-        return None
-    return {
-        **serving.draft_config,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-    }
 
 
 def transplant_config(spec: Mapping[str, Any], serving: Serving) -> dict[str, Any]:

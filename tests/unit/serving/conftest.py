@@ -67,6 +67,7 @@ def make_serving() -> Serving:
         config=shipped_config("glm-5.3-flash"),
         draft_config=shipped_config("dflash2"),
         cache_dir="/var/cache/glmspark/engine",
+        padded_draft_dir="/var/lib/glmspark/views/drafter-tp3",
     )
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from glmspark.errors import ConfigError, PreflightError
+from glmspark.serving.drafter import padded_draft_config
 from glmspark.serving.kit import capture_sizes
 from glmspark.serving.nccl import PER_NODE
 from glmspark.serving.profiles import load_profile, profile_names
 from glmspark.serving.render import (
     DENSE_FP8_TARGETS,
     layer_range,
-    padded_draft_config,
     render,
 )
 from glmspark.serving.topology import TOPOLOGIES, topology
@@ -131,6 +131,20 @@ def test_three_ranks_pad_heads_and_split_experts(kit, serving):
     assert value(argv, "--mm-encoder-tp-mode") == "data"
     padded = padded_draft_config(topology("tp3"), serving)
     assert (padded["num_attention_heads"], padded["num_key_value_heads"]) == (36, 9)
+
+
+def test_three_ranks_open_the_padded_drafter(kit, serving):
+    argv = render(kit("tp3"), load_profile("default"), serving).ranks[0].argv
+    drafting = json.loads(value(argv, "--speculative-config"))
+    assert drafting["model"] == serving.padded_draft_dir
+    assert drafting["draft_kv_block_size"] == 832
+
+
+def test_three_ranks_without_a_padded_drafter_are_refused(kit, serving):
+    served = replace(serving, padded_draft_dir="")
+    with pytest.raises(ConfigError, match="8 KV heads do not divide by 3 ranks"):
+        render(kit("tp3"), load_profile("default"), served)
+    render(kit("tp4"), load_profile("default"), served)
 
 
 @pytest.mark.parametrize("name", ["tp2", "tp4", "tp4-ring"])
