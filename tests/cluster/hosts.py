@@ -191,7 +191,16 @@ class Host:
         assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
         return done
 
+    def kill_all(self) -> None:
+        """Kill every process in the namespace."""
+        argv = ["ip", "netns", "pids", self.netns]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        for pid in done.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
     def end(self) -> None:
+        self.kill_all()
         if self.sshd is not None:
             self.sshd.stop()
         ip("netns", "del", self.netns, check=False)
