@@ -68,7 +68,7 @@ def test_pythons_are_found_by_version(tmp_path: Path) -> None:
 
 
 def test_host_nix_is_json_for_nix() -> None:
-    text = check.host_nix({"3.11": "/usr/bin/python3.11"})
+    text = check.host_nix({"3.11": "/usr/bin/python3.11"}, Path("/nix"))
     data = json.loads(text.removeprefix("builtins.fromJSON ''").removesuffix("''\n"))
     assert next(iter(data["pythons"].values())) == {"3.11": "/usr/bin/python3.11"}
     assert data["indexes"]
