@@ -73,8 +73,12 @@ class Workshop:
             raise NixUnavailableError(f"nix {' '.join(words)}:\n{done.stderr[-3000:]}")
         return done.stdout.strip()
 
+    def file(self, path: Path) -> Path:
+        """Where a store path lies on this machine: the store has a root of its own."""
+        return Path(self.env["NIX_REMOTE"]) / path.relative_to("/")
+
     def build(self, *installables: str) -> list[Path]:
-        """The store paths of what was built, as this machine's file names."""
+        """The store paths of what was built."""
         printed = self.result("build", "--no-link", "--print-out-paths", *installables)
         return [Path(p) for p in printed.split()]
 

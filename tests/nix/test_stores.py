@@ -1,4 +1,4 @@
-"""Two hosts of our own, each with its store: copies, signatures, a closure that serves."""
+"""Two hosts of our own, each with its store: copies, signatures, serving."""
 
 from __future__ import annotations
 
@@ -92,10 +92,8 @@ def test_unsigned_paths_are_refused_until_signed(pair: Pair, flake: str) -> None
 def serve_once(pair: Pair, kit: str) -> dict[str, object]:
     """The tool and engine of ``kit`` on the second host: start, ask, stop."""
     program = must(pair.second.inside("readlink", "-f", f"{kit}/bin/vllm")).strip()
-    pythons = find_pythons(python_folders()).values()
-    homes = {str(Path(p).parent.parent) for p in pythons if not p.startswith("/usr")}
     env = {
-        "EXTRA_FOLDERS": " ".join(sorted(homes)),
+        "EXTRA_FOLDERS": " ".join(netns.python_homes()),
         "GLMSPARK_PATHS_ENGINE": program,
         "HOME": str(pair.second.work),
         "PATH": "/usr/bin:/bin",
@@ -105,7 +103,8 @@ def serve_once(pair: Pair, kit: str) -> dict[str, object]:
         "import json, urllib.request as u; r = u.Request("
         "'http://127.0.0.1:8888/v1/completions', json.dumps({"
         "'model': 'GLM-5.3-Flash-EXL3', 'prompt': 'hello', 'max_tokens': 4}).encode(),"
-        "{'content-type': 'application/json'}); print(u.urlopen(r, timeout=60).read().decode())"
+        "{'content-type': 'application/json'}); "
+        "print(u.urlopen(r, timeout=60).read().decode())"
     )
     script = (
         f"trap '{tool} stop >&2' EXIT; {tool} start --set supervisor=own >&2 && "
@@ -124,7 +123,7 @@ def serve_once(pair: Pair, kit: str) -> dict[str, object]:
 def test_copied_closure_serves(pair: Pair, flake: str) -> None:
     """The loopback engine, copied by `nix copy` to another host's store, serves there.
 
-    The second host sees the copied store alone at /nix and has no way out but the cable.
+    The second host sees the copied store alone at /nix; the cable is its only link.
     """
     pythons = find_pythons(python_folders())
     if "3.11" not in pythons:
