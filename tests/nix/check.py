@@ -222,9 +222,15 @@ def check_flake(flake: Path, shop: Workshop) -> int:
 
 
 def default_cache() -> Path:
-    """$GLMSPARK_NIX_CACHE, else .cache/nix-standin of this checkout."""
+    """$GLMSPARK_NIX_CACHE, else .cache/nix-standin of this checkout.
+
+    Nix's lists of paths are separated by spaces: a checkout whose path holds one keeps
+    its store below /var/tmp.
+    """
     named = os.environ.get("GLMSPARK_NIX_CACHE")
-    return Path(named) if named else HERE.parents[1] / ".cache/nix-standin"
+    own = HERE.parents[1] / ".cache/nix-standin"
+    spaced = len(str(own).split()) > 1
+    return Path(named or ("/var/tmp/glmspark-nix-standin" if spaced else own))  # noqa: S108
 
 
 def main() -> int:
