@@ -30,6 +30,8 @@ in
 }
 // lib.optionalAttrs (!isAarch64) {
   loopback-engine = pkgs.vllm-loopback;
+  loopback-kit = pkgs.glmspark-bundle.kit;
+  loopback-bundle = pkgs.glmspark-bundle;
   loopback-image = pkgs.glmspark-image-archive;
   loopback-oci = pkgs.glmspark-oci;
 }

@@ -5,6 +5,7 @@
   lib,
   runCommand,
   skopeo,
+  stdenv,
   stubEngine,
 }:
 let
@@ -26,6 +27,7 @@ runCommand "check-image"
     jq -e '.config.Entrypoint == ["/bin/glmspark", "rank"]' config.json
     jq -e '.config.Labels["org.glmspark.closure"] == "${image.closureHash}"' config.json
     jq -e '.config.Labels["org.opencontainers.image.version"] == "${image.imageTag}"' config.json
+    jq -e '.architecture == "${if stdenv.hostPlatform.isAarch64 then "arm64" else "amd64"}"' config.json
     jq -e '.rootfs.diff_ids | length <= 100' config.json
     jq -e '[.config.Env[] | select(test("KEY|TOKEN|SECRET"))] == []' config.json
     skopeo --insecure-policy --tmpdir "$TMPDIR" copy --quiet docker-archive:first.tar oci:oci:check

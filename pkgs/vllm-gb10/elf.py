@@ -94,10 +94,10 @@ def gpu_architectures(data: bytes) -> set[str]:
     """``sm_121a``, ``compute_90`` and such of a file's fat binaries.
 
     Source: the layout that nvcc 13 writes, read from its output for sm_90, 120 and 121
-    with and without "a" and "f": a region starts with magic 0xBA55ED50, version (u16),
-    header size (u16) and length (u64); an entry holds kind (u16: 1 PTX, 2 machine code),
-    header size at 4 (u32), length at 8 (u64), the architecture at 28 (u32) and flags
-    at 40 (u64), of which bit 20 marks an "a" and bit 21 an "f" variant.
+    with and without "a" and "f". A region starts with magic 0xBA55ED50, version (u16),
+    header size (u16) and length (u64). An entry holds kind (u16: 1 PTX, 2 machine
+    code), header size at 4 (u32), length at 8 (u64), the architecture at 28 (u32) and
+    flags at 40 (u64), of which bit 20 marks an "a" and bit 21 an "f" variant.
     """
     found: set[str] = set()
     for section in sections(data):

@@ -73,8 +73,12 @@ class Workshop:
             raise NixUnavailableError(f"nix {' '.join(words)}:\n{done.stderr[-3000:]}")
         return done.stdout.strip()
 
+    def file(self, path: Path) -> Path:
+        """Where a store path lies on this machine: the store has a root of its own."""
+        return Path(self.env["NIX_REMOTE"]) / path.relative_to("/")
+
     def build(self, *installables: str) -> list[Path]:
-        """The store paths of what was built, as this machine's file names."""
+        """The store paths of what was built."""
         printed = self.result("build", "--no-link", "--print-out-paths", *installables)
         return [Path(p) for p in printed.split()]
 
@@ -111,7 +115,7 @@ def pip_sources() -> tuple[list[str], list[str]]:
     return [i for i in indexes if i], [f for f in folders if Path(f).is_dir()]
 
 
-def host_nix(pythons: Mapping[str, str]) -> str:
+def host_nix(pythons: Mapping[str, str], nix: Path) -> str:
     """The text of host.nix, which tells the stand-in about this machine."""
     indexes, folders = pip_sources()
     machine = f"{platform.machine()}-linux"
@@ -119,6 +123,7 @@ def host_nix(pythons: Mapping[str, str]) -> str:
         {
             "indexes": " ".join(indexes),
             "wheelFolders": " ".join(folders),
+            "nix": str(nix),
             "pythons": {machine: pythons},
         }
     )
@@ -145,7 +150,7 @@ def workshop(cache: Path) -> Iterator[Workshop]:
     with TemporaryDirectory() as folder:
         inputs = Path(folder)
         shutil.copytree(HERE / "standin", inputs, dirs_exist_ok=True)
-        (inputs / "nixpkgs/host.nix").write_text(host_nix(pythons))
+        (inputs / "nixpkgs/host.nix").write_text(host_nix(pythons, nix))
         overrides = [
             word
             for name in INPUTS
@@ -164,8 +169,9 @@ def workshop(cache: Path) -> Iterator[Workshop]:
             "NIX_CONF_DIR": str(cache / "nix/etc/nix"),
             "PATH": f"{nix.parent}:{os.environ['PATH']}",
             "XDG_CACHE_HOME": str(cache / "eval"),
+            # for a Nix that a program of the flake runs
+            "NIX_REMOTE": str(cache / "root"),
         }
-        env.pop("NIX_REMOTE", None)
         yield Workshop(nix, inputs, env, (*overrides, *options))
 
 
@@ -216,9 +222,15 @@ def check_flake(flake: Path, shop: Workshop) -> int:
 
 
 def default_cache() -> Path:
-    """$GLMSPARK_NIX_CACHE, else .cache/nix-standin of this checkout."""
+    """$GLMSPARK_NIX_CACHE, else .cache/nix-standin of this checkout.
+
+    Nix's lists of paths are separated by spaces: a checkout whose path holds one keeps
+    its store below /var/tmp.
+    """
     named = os.environ.get("GLMSPARK_NIX_CACHE")
-    return Path(named) if named else HERE.parents[1] / ".cache/nix-standin"
+    own = HERE.parents[1] / ".cache/nix-standin"
+    spaced = len(str(own).split()) > 1
+    return Path(named or ("/var/tmp/glmspark-nix-standin" if spaced else own))  # noqa: S108
 
 
 def main() -> int:
@@ -226,14 +238,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("flake", type=Path, nargs="?", default=HERE.parents[1])
     parser.add_argument("--cache", type=Path, default=default_cache())
-    parser.add_argument(
-        "--nix", nargs=argparse.REMAINDER, help="a Nix command instead, as it is typed"
-    )
-    args = parser.parse_args()
+    parser.epilog = "--nix WORD...: run this Nix command instead, as it is typed"
+    # argparse would take the `--` of `nix run ... -- ...` away
+    split = sys.argv.index("--nix") if "--nix" in sys.argv else len(sys.argv)
+    args = parser.parse_args(sys.argv[1:split])
+    words = sys.argv[split + 1 :]
     try:
         with workshop(args.cache.resolve()) as shop:
-            if args.nix:
-                return shop.show(*args.nix)
+            if words:
+                return shop.show(*words)
             return check_flake(args.flake.resolve(), shop)
     except NixUnavailableError as error:
         sys.stderr.write(f"error: {error}\n")

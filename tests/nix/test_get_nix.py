@@ -68,10 +68,20 @@ def test_pythons_are_found_by_version(tmp_path: Path) -> None:
 
 
 def test_host_nix_is_json_for_nix() -> None:
-    text = check.host_nix({"3.11": "/usr/bin/python3.11"})
+    text = check.host_nix({"3.11": "/usr/bin/python3.11"}, Path("/nix"))
     data = json.loads(text.removeprefix("builtins.fromJSON ''").removesuffix("''\n"))
     assert next(iter(data["pythons"].values())) == {"3.11": "/usr/bin/python3.11"}
     assert data["indexes"]
+
+
+def test_store_is_never_below_a_path_with_spaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLMSPARK_NIX_CACHE", raising=False)
+    monkeypatch.setattr(check, "HERE", tmp_path / "a clone/tests/nix")
+    assert " " not in str(check.default_cache())
+    monkeypatch.setattr(check, "HERE", tmp_path / "clone/tests/nix")
+    assert check.default_cache() == tmp_path / "clone/.cache/nix-standin"
 
 
 def test_snapshot_leaves_ignored_files_out(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ let
         ;
       dockerTools = call ./docker.nix { inherit platform; };
       testers = call ./testers.nix { };
+      # outside of builds only: a sandbox does not see the folder that Nix was unpacked into
+      nix = final.runCommand "nix" { } "mkdir -p $out/bin; ln -s ${host.nix} $out/bin/nix";
     }
     // import ./builders.nix {
       inherit lib;

@@ -63,7 +63,6 @@ lib.mapAttrs (name: programs: link name (lib.splitString " " programs)) {
   iproute2 = "ip ss";
   jq = "jq";
   nftables = "nft";
-  nix = "nix";
   ninja = "ninja";
   openssh = "ssh scp ssh-keygen";
   patch = "patch";

@@ -60,12 +60,21 @@ let
           name = "python3-${version}-env";
           dontUnpack = true;
           deps = closureOf (f pkgs);
+          # a virtual environment: its Python finds the packages whatever the environment variables say
           installPhase = ''
             mkdir -p $out/bin $out/${site}
-            for d in $deps; do cp -rsf "$d/${site}/." $out/${site}/; chmod -R u+w $out/${site}; done
-            printf '#!/bin/sh\nPYTHONNOUSERSITE=1 PYTHONPATH=%s exec %s "$@"\n' $out/${site} ${exe} > $out/bin/python3
-            chmod +x $out/bin/python3
-            ln -s python3 $out/bin/python
+            printf 'home = %s\ninclude-system-site-packages = false\n' "$(dirname ${exe})" > $out/pyvenv.cfg
+            for name in python3 python python${version}; do ln -s ${exe} $out/bin/$name; done
+            for d in $deps; do
+              cp -rsf "$d/${site}/." $out/${site}/
+              chmod -R u+w $out/${site}
+              if [ ! -d "$d/bin" ]; then continue; fi
+              for script in "$d"/bin/*; do
+                [ -e "$out/bin/$(basename "$script")" ] && continue
+                sed "1s|^#!.*python.*|#!$out/bin/python3|" "$script" > "$out/bin/$(basename "$script")"
+                chmod +x "$out/bin/$(basename "$script")"
+              done
+            done
           '';
           meta.mainProgram = "python3";
         };

@@ -88,22 +88,25 @@ let
       dependencies = map (n: packages.${n} or (throw "${n} is not in poetry.lock")) direct;
     in
     assert lib.assertMsg (strange == [ ]) "Unknown platform tag: ${(lib.head strange).file}";
-    python.pkgs.buildPythonPackage {
-      pname = normal poetry.name;
-      inherit (poetry) version;
-      pyproject = true;
-      inherit
-        dependencies
-        meta
-        pythonImportsCheck
-        src
-        ;
-      passthru = {
-        inherit python;
-        dependencyEnv = python.withPackages (_: dependencies);
-      }
-      // passthru;
-    };
+    let
+      app = python.pkgs.buildPythonPackage {
+        pname = normal poetry.name;
+        inherit (poetry) version;
+        pyproject = true;
+        inherit
+          dependencies
+          meta
+          pythonImportsCheck
+          src
+          ;
+        passthru = {
+          inherit python;
+          dependencyEnv = python.withPackages (_: [ app ]);
+        }
+        // passthru;
+      };
+    in
+    app;
 in
 {
   inherit mkPoetryApplication;
