@@ -57,7 +57,8 @@ stdenv.mkDerivation {
     done
     ${postInstall}
     # one process, fixed hash seed, sorted: the .pyc files are the same at every build
-    PYTHONHASHSEED=0 ${python.interpreter} -m compileall -q -j 1 -x '/(tests?|examples)/' --invalidation-mode unchecked-hash . \
+    PYTHONHASHSEED=0 ${python.interpreter} -m compileall -q -j 1 -x '/(tests?|examples)/' \
+      --invalidation-mode unchecked-hash . \
       || echo "some templates among the modules are not Python: left without .pyc"
     runHook postInstall
   '';

@@ -43,7 +43,7 @@ done
 mount --bind "$store/nix" "$root/nix"
 mount --bind "$work" "$root$work"
 chmod 1777 "$root/tmp"
-exec chroot "$root" "$@"
+exec /usr/sbin/chroot "$root" "$@"
 """.replace("{folders}", " ".join(HOST_FOLDERS))
 
 

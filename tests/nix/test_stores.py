@@ -96,7 +96,7 @@ def serve_once(pair: Pair, kit: str) -> dict[str, object]:
         "EXTRA_FOLDERS": " ".join(netns.python_homes()),
         "GLMSPARK_PATHS_ENGINE": program,
         "HOME": str(pair.second.work),
-        "PATH": "/usr/bin:/bin",
+        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
     }
     tool = f"{kit}/bin/glmspark"
     ask = (
