@@ -128,8 +128,8 @@ def python_line(pythons: Sequence[str] = ()) -> str:
     return (
         f"for p in {' '.join(places)}; do "
         'command -v "$p" >/dev/null 2>&1 || continue; '
-        f'"$p" -I -c {quote([test])} </dev/null >/dev/null 2>&1 || continue; '
-        f'exec "$p" -I -B -c {quote([_START])}; done; '
+        f'"$p" -I -S -c {quote([test])} </dev/null >/dev/null 2>&1 || continue; '
+        f'exec "$p" -I -S -B -c {quote([_START])}; done; '
         f'echo "no Python {major}.{minor} or newer; login shell ${{SHELL:-unknown}}, '
         f'PATH $PATH" >&2; exit {NO_PYTHON}'
     )
