@@ -15,6 +15,8 @@ _EXCEPTION = re.compile(
     r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Timeout|Interrupt))"
     r"(?::\s*(.*))?$"
 )
+# The tool's own words, when a rank cannot even become the engine.
+_OURS = re.compile(r"^error: (.*)$")
 _PLAIN = re.compile(r"(?i)\b(fatal|segmentation fault|cannot allocate|out of memory)\b")
 # A failure that only reports another one; the first real one is looked for instead.
 _ECHO = re.compile(
@@ -91,10 +93,13 @@ def bare(line: str) -> str:
 def first_cause(log: str) -> str:
     """The first line of ``log`` that names a failure; empty when none does.
 
-    Exceptions come before plain words, and lines that merely report another process's
-    failure come last.
+    What the tool itself says comes first, then exceptions, then plain words; lines
+    that merely report another process's failure come last.
     """
     lines = [bare(line) for line in log.splitlines()]
+    for line in lines:
+        if ours := _OURS.match(line):
+            return ours[1]
     failures = [line for line in lines if _EXCEPTION.match(line)]
     for line in failures:
         if not _ECHO.search(line):

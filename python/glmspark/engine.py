@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -52,7 +53,22 @@ def model_folder(kit: Kit, paths: KitPaths) -> Path:
                 hint="set weights.target to a folder, REPOSITORY@REVISION or loopback",
             )
         return Path(target)
-    return paths.store / "views" / target.replace("/", "--")
+    return paths.store / "views" / view_name(target)
+
+
+def view_name(target: str) -> str:
+    """The name of the view that the store keeps for REPOSITORY@REVISION.
+
+    Raises:
+        ConfigError: no revision, or not one of 40 hexadecimal digits.
+    """
+    repository, _, revision = target.partition("@")
+    if not re.fullmatch(r"[0-9a-f]{40}", revision):
+        raise ConfigError(
+            f"weights.target is {target}; it must name a revision of 40 hex digits",
+            hint=f"glmspark weights lock {repository} finds the present one",
+        )
+    return f"{repository.replace('/', '--')}--{revision[:12]}"
 
 
 def engine_paths(kit: Kit, paths: KitPaths) -> EnginePaths:

@@ -46,6 +46,7 @@ PHASE_WORDS = {
     "canary": "the API is healthy; waiting for a first completion",
 }
 _ERRORS: Mapping[int, type[GlmSparkError]] = {
+    ExitCode.CONFIG: ConfigError,
     ExitCode.COMMAND: CommandError,
     ExitCode.NOT_READY: NotReadyError,
     ExitCode.INTEGRITY: IntegrityError,

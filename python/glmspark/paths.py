@@ -69,9 +69,10 @@ def kit_paths(kit: Kit, environ: Mapping[str, str] | None = None) -> KitPaths:
 
     root = base(kit.paths.state, "XDG_STATE_HOME", ".local/state").absolute()
     cache = base(kit.paths.cache, "XDG_CACHE_HOME", ".cache").absolute()
+    data = Path(environ.get("HOME", "")) / ".local/share/glmspark/store"
     state = root / kit.name
     key = Path(kit.auth.key_file).expanduser() if kit.auth.key_file else state / "key"
-    store = Path(kit.weights.store) if kit.weights.store else root / "store"
+    store = Path(kit.weights.store).expanduser() if kit.weights.store else data
     return KitPaths(state, cache, key.absolute(), store)
 
 

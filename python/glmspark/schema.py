@@ -118,7 +118,7 @@ class Weights(Table):
     )
     store: str = Field(
         default="",
-        description="Root of the weights store; empty: below paths.state.",
+        description="Root of the weights store; empty: ~/.local/share/glmspark/store.",
     )
     source: Literal["store", "nfs"] = Field(
         default="store",

@@ -112,12 +112,21 @@ class Watch:
             Phase.SERVING: "while serving",
             Phase.CANARY: "at the first completion",
         }.get(self.phase, "while starting")
-        code = ExitCode.COMMAND
         for rank, how in seen.exited.items():
+            code = self._code(how)
             return Failure(f"rank {rank} ended {while_}: {how}", "", code, rank)
         for rank, what in seen.lost.items():
-            return Failure(f"rank {rank} lost {what} {while_}", "", code, rank)
+            message = f"rank {rank} lost {what} {while_}"
+            return Failure(message, "", ExitCode.COMMAND, rank)
         return None
+
+    def _code(self, how: str) -> ExitCode:
+        """The exit code for a rank's end: its own while it was not yet the engine."""
+        if self.phase is Phase.LAUNCH:
+            for code in (ExitCode.CONFIG, ExitCode.INTEGRITY):
+                if how == f"exit status {code.value}":
+                    return code
+        return ExitCode.COMMAND
 
     def _launch(self, seen: Observation) -> Watch:
         if set(self.ranks) <= set(seen.fingerprints):

@@ -54,7 +54,11 @@ class Cause(Enum):
         "Read timed out",
         "ProxyError",
     )
-    NOT_FOUND = ("No matching distribution found", "Could not find a version")
+    NOT_FOUND = (
+        "No matching distribution found",
+        "Could not find a version",
+        "ResolutionImpossible",  # where a constraint names the package too
+    )
     OTHER = ("",)
 
 

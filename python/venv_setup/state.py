@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import sys
 from enum import Enum
 from pathlib import Path
@@ -40,6 +41,37 @@ def distributions(site_packages: Path) -> set[str]:
         return {n for n in os.listdir(site_packages) if n.endswith(".dist-info")}  # noqa: PTH208
     except OSError:
         return set()
+
+
+def missing(locks: list[Path], site_packages: Path) -> list[str]:
+    """The requirements in ``locks`` for this Python whose very version is not there."""
+    there = {
+        _normal(name.removesuffix(".dist-info"))
+        for name in distributions(site_packages)
+    }
+    pins = [pin for lock in locks for pin in _PIN.finditer(lock.read_text())]
+    return [
+        f"{pin['name']}=={pin['version']}"
+        for pin in pins
+        if _is_wanted(pin["python"])
+        and _normal(f"{pin['name']}-{pin['version']}") not in there
+    ]
+
+
+# The one marker that lock.py writes is a lowest Python version.
+_PIN = re.compile(
+    r"^(?P<name>[\w.-]+)==(?P<version>[^\s;\\]+)"
+    r'(?: ; python_version >= "3\.(?P<python>\d+)")?',
+    re.MULTILINE,
+)
+
+
+def _is_wanted(minor: str | None) -> bool:
+    return minor is None or sys.version_info >= (3, int(minor))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def decide(checkout: Checkout, mode: Mode) -> Action:

@@ -13,12 +13,18 @@ from glmspark.errors import CommandError
 
 from venv_setup import machine, pip, shim, torch_source
 from venv_setup.layout import Checkout, Mode, fingerprint
-from venv_setup.state import Action, distributions, incomplete, read_stamp
+from venv_setup.state import Action, distributions, incomplete, missing, read_stamp
 
 # pip compiles on one core: compile_packages does it on all of them.
 LOCKED = ["--only-binary", ":all:", "--require-hashes", "--no-compile"]
-# Never or hardly imported; what is needed of it is compiled when it is.
-NOT_COMPILED = r"/(tests?|testing|benchmarks|_vendor)/|/transformers/models/(?!auto/)"
+LOCAL = ["--no-index", "--no-build-isolation"]
+# What a new environment holds; setuptools only before Python 3.12.
+BUNDLED = ("pip", "setuptools")
+# A quarter of all source, and not imported when vLLM serves a text model.
+NOT_COMPILED = (
+    r"/(tests?|benchmarks|testing/_internal)/"
+    r"|/transformers/models/(?!auto/)\w+/(modeling|modular|processing|image|video)"
+)
 
 
 def apply(action: Action, mode: Mode, checkout: Checkout, lock: int) -> None:
@@ -41,11 +47,10 @@ def apply(action: Action, mode: Mode, checkout: Checkout, lock: int) -> None:
             try:
                 install_torch(torch, checkout, lock)
             except torch_source.TorchNotFoundError:
-                if action in {Action.CREATE, Action.REBUILD}:
+                if len(distributions(checkout.site_packages)) <= len(BUNDLED):
                     shutil.rmtree(checkout.venv)
                 raise
         install_packages(mode, checkout, lock)
-        compile_packages(checkout, lock)
     except pip.PipError as error:
         raise error.explained(checkout) from error
     write_stamp(mode, checkout, previous)
@@ -118,20 +123,30 @@ def install_torch(torch: torch_source.Torch, checkout: Checkout, lock: int) -> N
 
 def install_packages(mode: Mode, checkout: Checkout, lock: int) -> None:
     """Install the locked packages, the name ``vllm``, and our own packages."""
-    pip.say(f"  the locked packages of {mode}: about a minute the first time")
-    files = [word for file in checkout.locks(mode) for word in ("-r", str(file))]
-    pip.install("the locked packages", [*LOCKED, *files], checkout, lock)
-    local = ["--no-index", "--no-build-isolation"]
+    install_locked(mode, checkout, lock)
     with tempfile.TemporaryDirectory(prefix="glmspark-") as folder:
         wheel = shim.write_wheel(Path(folder))
-        pip.install("vllm's name", [*local, str(wheel)], checkout, lock)
+        pip.install("vllm's name", [*LOCAL, str(wheel)], checkout, lock)
     for project in checkout.projects():
         pip.say(f"  {project.relative_to(checkout.root)}")
-        pip.install(project.name, [*local, "-e", str(project)], checkout, lock)
+        pip.install(project.name, [*LOCAL, "-e", str(project)], checkout, lock)
+
+
+def install_locked(mode: Mode, checkout: Checkout, lock: int) -> None:
+    """Install and compile what the locks name and the environment lacks."""
+    locks = checkout.locks(mode)
+    count = len(missing(locks, checkout.site_packages))
+    if not count:
+        return
+    pip.say(f"  {count} locked packages")
+    files = [word for file in locks for word in ("-r", str(file))]
+    pip.install("the locked packages", [*LOCKED, *files], checkout, lock)
+    compile_packages(checkout, lock)
 
 
 def compile_packages(checkout: Checkout, lock: int) -> None:
     """Compile what is imported, on all cores; a file that fails is no failure."""
+    pip.say("  compiling them")
     command = [str(checkout.python), "-I", "-m", "compileall", "-q", "-j", "0"]
     command += ["-x", NOT_COMPILED, str(checkout.site_packages)]
     pip.run(command, checkout, lock)

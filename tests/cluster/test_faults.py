@@ -221,7 +221,7 @@ def test_a_model_that_is_no_model(stub_kit: Make) -> None:
     kit = stub_kit()
     (kit.model / "config.json").unlink()
     done = kit.run("start")
-    assert done.code == 5 and "holds no model" in done.err
+    assert done.code == 7 and "holds no model" in done.err
 
 
 def test_state_of_an_earlier_boot_of_the_machine_is_stale(stub_kit: Make) -> None:

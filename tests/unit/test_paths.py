@@ -23,7 +23,7 @@ def test_folders_follow_xdg_and_settings() -> None:
         "/h/.local/state/glmspark/loopback",
         "/h/.cache/glmspark",
         "/h/.local/state/glmspark/loopback/key",
-        "/h/.local/state/glmspark/store",
+        "/h/.local/share/glmspark/store",
     ]
     xdg = {"HOME": "/h", "XDG_STATE_HOME": "/s", "XDG_CACHE_HOME": "/c"}
     assert paths(xdg)[:2] == ["/s/glmspark/loopback", "/c/glmspark"]

@@ -126,3 +126,26 @@ def test_a_boot_without_that_rank(tmp_path: Path) -> None:
     make_boot(tmp_path)
     with pytest.raises(ConfigError, match="has no rank 7"):
         become(tmp_path, 7, MARKS)
+
+
+def test_a_rank_holds_the_view_it_serves(tmp_path: Path) -> None:
+    from glmspark.rankexec import hold_view
+    from glmspark.weights import lease
+    from glmspark.weights.store import Store
+
+    root = tmp_path / "store"
+    for name in ("leases", "views/.gen/model-1"):
+        (root / name).mkdir(parents=True)
+    (root / "views/model").symlink_to(".gen/model-1")
+    store = Store(root)
+    assert lease.held_views(store) == set()
+    before = {fd.name for fd in Path("/proc/self/fd").iterdir()}
+    hold_view(root / "views/model")
+    assert lease.held_views(store) == {"model-1"}
+    for fd in {fd.name for fd in Path("/proc/self/fd").iterdir()} - before:
+        try:
+            os.close(int(fd))
+        except OSError:
+            continue
+    assert lease.held_views(store) == set()
+    hold_view(tmp_path)  # a plain folder needs no lease

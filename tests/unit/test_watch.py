@@ -48,6 +48,17 @@ def test_any_exit_is_a_failure_even_status_0(make: object, how: str) -> None:
     assert watch.failure.exit_code == ExitCode.COMMAND
 
 
+@pytest.mark.parametrize(("status", "code"), [(3, 3), (7, 7), (1, 5), (0, 5)])
+def test_a_rank_that_never_became_the_engine_gives_its_own_code(
+    status: int, code: int
+) -> None:
+    seen = Observation(5, exited={1: f"exit status {status}"})
+    failure = begin().step(seen).failure
+    assert failure is not None and failure.exit_code == code
+    failure = loading().step(seen).failure
+    assert failure is not None and failure.exit_code == ExitCode.COMMAND
+
+
 def test_the_first_that_ended_is_named() -> None:
     watch = serving().step(Observation(5, exited={1: "exit status 1", 0: "x"}))
     assert watch.failure is not None and watch.failure.rank == 1

@@ -22,11 +22,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logs": ("logs", "Print what the ranks print."),
     "node": ("node", "Look at this node, or run its part of a kit."),
     "plan": ("plan", "Print what a start would do."),
+    "profile": ("profile", "list, show and compare serving profiles"),
     "rank": ("rank", ""),
     "restart": ("restart", "Check everything, then stop and start anew."),
+    "roofline": ("roofline", "what memory and link allow, in tokens a second"),
     "start": ("start", "Bring the kit to serve."),
     "status": ("status", "Say what the kit does."),
     "stop": ("stop", "End every rank and prove it."),
+    "weights": ("weights", "Fetch, verify, share and carry the weights."),
 }
 
 

@@ -1,0 +1,35 @@
+# The image around a stub engine: its layers, user, labels and folders, the same bytes twice, and OCI tools read it.
+{
+  glmspark-image,
+  jq,
+  lib,
+  runCommand,
+  skopeo,
+  stubEngine,
+}:
+let
+  image = glmspark-image.override { engine = stubEngine; };
+in
+runCommand "check-image"
+  {
+    nativeBuildInputs = [
+      jq
+      skopeo
+    ];
+  }
+  ''
+    ${image} > first.tar
+    ${image} > second.tar
+    cmp first.tar second.tar
+    skopeo --insecure-policy --tmpdir "$TMPDIR" inspect --config docker-archive:first.tar > config.json
+    jq -e '.config.User == "10001:10001"' config.json
+    jq -e '.config.Entrypoint == ["/bin/glmspark", "rank"]' config.json
+    jq -e '.config.Labels["org.glmspark.closure"] == "${image.closureHash}"' config.json
+    jq -e '.config.Labels["org.opencontainers.image.version"] == "${image.imageTag}"' config.json
+    jq -e '.rootfs.diff_ids | length <= 100' config.json
+    jq -e '[.config.Env[] | select(test("KEY|TOKEN|SECRET"))] == []' config.json
+    skopeo --insecure-policy --tmpdir "$TMPDIR" copy --quiet docker-archive:first.tar oci:oci:check
+    skopeo --insecure-policy --tmpdir "$TMPDIR" inspect --raw oci:oci:check | jq -e '.layers | length > 3'
+    sha256sum first.tar > $out
+    stat --format="%s bytes, %n" first.tar >> $out
+  ''

@@ -1,0 +1,1 @@
+{ runCommand }: runCommand "todo" { } "exit 1"

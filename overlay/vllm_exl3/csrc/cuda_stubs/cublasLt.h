@@ -1,0 +1,3 @@
+// Stand-in, see cublas_v2.h.
+#pragma once
+typedef struct cublasLtContext* cublasLtHandle_t;

@@ -1,0 +1,175 @@
+"""Dense linear layers that are EXL3 (packs that list ``non_routed_exl3.layers``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter, functional
+from vllm.model_executor.layers.linear import LinearMethodBase, QKVParallelLinear
+
+from vllm_exl3 import format as exl3
+from vllm_exl3 import layout, loader
+from vllm_exl3.errors import Exl3Error
+from vllm_exl3.layout import LinearLayout, Split
+from vllm_exl3.schema import Rate
+from vllm_exl3.tables import TILE, Codebook
+
+ShardId = str | int | None
+# vLLM's layer: a torch module that carries attributes of ours, named exl3_*.
+Layer = Any
+SHARDS: dict[ShardId, int] = {None: 0, 0: 0, 1: 1, 2: 2, 3: 3, "q": 0, "k": 1, "v": 2}
+
+
+class Exl3LinearMethod(LinearMethodBase):
+    """One linear layer, or several that vLLM fuses along the output, at one rate.
+
+    *Parameters* for an input share N and output shares M1, M2, … of a rank: ``trellis``
+    int16 [N/16, sum(M)/16, 16K], ``suh`` fp16 [parts, N], ``svh`` fp16 [sum(M)], and
+    the marker int32 [parts].
+    """
+
+    def __init__(self, rate: Rate) -> None:
+        self.rate = rate
+
+    def create_weights(  # noqa: PLR0913, PLR0917 (vLLM's signature)
+        self,
+        layer: Layer,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the parameters above; ``Exl3ConfigError`` for cut blocks."""
+        del extra_weight_attrs
+        ranks = layer.tp_size
+        by_rows = input_size_per_partition != input_size
+        layout.check_split(
+            f"{layer.prefix}: input", input_size, ranks if by_rows else 1
+        )
+        for size in output_partition_sizes:
+            layout.check_split(f"{layer.prefix}: output of a rank", size, 1)
+        layer.exl3_params_dtype = params_dtype
+        layer.exl3_parts = list(output_partition_sizes)
+        layer.exl3_cut = "rows" if by_rows else "columns"
+        if not by_rows and sum(output_partition_sizes) == output_size:
+            layer.exl3_cut = ""
+        parts = range(len(output_partition_sizes))
+        layer.exl3_ledger = loader.Ledger(
+            layer.prefix,
+            layer.tp_rank,
+            loader.needed_keys([None], [f"part{i}" for i in parts], self.rate),
+        )
+        self._register(layer, input_size_per_partition)
+
+    def _register(self, layer: Layer, rows: int) -> None:
+        columns, count = sum(layer.exl3_parts), len(layer.exl3_parts)
+        own = self.rate.codebook.suffix
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "trellis": ((rows // TILE, columns // TILE, self.rate.words), torch.int16),
+            "suh": ((count, rows), torch.float16),
+            "svh": ((columns,), torch.float16),
+        }
+        if own:
+            shapes[own] = ((count,), torch.int32)
+        for name, (shape, dtype) in shapes.items():
+            _add(layer, name, torch.empty(shape, dtype=dtype), self._load(layer, name))
+        for name in ("su", "sv"):
+            call = self._load(layer, f"{name}h", signs=True)
+            _add(layer, name, torch.empty(0), call)
+        for codebook in Codebook:
+            if codebook.suffix and codebook != self.rate.codebook:
+                call = _refuser(layer, codebook.suffix, self.rate)
+                _add(layer, codebook.suffix, torch.empty(0), call)
+
+    def _load(self, layer: Layer, name: str, *, signs: bool = False) -> Any:
+        key = name if name in layout.DTYPES else "marker"
+
+        def load(param: Tensor, loaded: Tensor, shard_id: ShardId = None) -> None:
+            part = SHARDS[shard_id]
+            where = (None, f"part{part}", key)
+            target = getattr(layer, name) if signs else param
+            values = exl3.unpack_signs(loaded) if signs else loaded
+            shape, at = _shape(layer, self.rate, part)
+            label = layer.exl3_ledger.name(where)
+            values = loader.take(label, key, values, shape, at)
+            layer.exl3_ledger.record(where)
+            _place(target.data, key, layer.exl3_parts, part).copy_(values)
+
+        return load
+
+    def process_weights_after_loading(self, layer: Layer) -> None:
+        """Check completeness; on a CPU, keep the dense weight instead."""
+        layer.exl3_ledger.check_complete()
+        for name in [n for n, p in layer.named_parameters() if not p.numel()]:
+            delattr(layer, name)
+        if layer.trellis.is_cuda:
+            from vllm_exl3.cuda import CudaLinear
+
+            layer.exl3_cuda = CudaLinear.of_layer(layer, self.rate)
+            return
+        dense = [part.dense().T for part in _parts(layer, self.rate)]
+        layer.exl3_dense = torch.cat(dense).to(layer.exl3_params_dtype)
+        del layer.trellis
+
+    def apply(self, layer: Layer, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x @ weight + bias``, this rank's columns or partial sum."""
+        if x.is_cuda:
+            out: Tensor = layer.exl3_cuda.forward(x)
+            return out if bias is None else out + bias
+        return functional.linear(x, layer.exl3_dense, bias)
+
+
+def _parts(layer: Layer, rate: Rate) -> list[exl3.Exl3Linear]:
+    """The fused layer's parts as checked EXL3 layers."""
+    parts, start = [], 0
+    for index, size in enumerate(layer.exl3_parts):
+        trellis = layer.trellis[:, start // TILE : (start + size) // TILE]
+        svh = layer.svh[start : start + size]
+        parts.append(exl3.Exl3Linear(trellis, layer.suh[index], svh, rate.codebook))
+        start += size
+    return parts
+
+
+def _shape(layer: Layer, rate: Rate, part: int) -> tuple[LinearLayout, Split]:
+    """The whole layout of a part, and this rank's share of it.
+
+    A key or value head that several ranks share is cut over fewer ranks.
+    """
+    ranks, rank = layer.tp_size, layer.tp_rank
+    if isinstance(layer, QKVParallelLinear) and part:
+        ranks //= layer.num_kv_head_replicas
+        rank //= layer.num_kv_head_replicas
+    cut = layer.exl3_cut
+    rows = layer.suh.shape[1] * (ranks if cut == "rows" else 1)
+    columns = layer.exl3_parts[part] * (ranks if cut == "columns" else 1)
+    return LinearLayout(rows, columns, rate, cut), Split(rank, ranks)
+
+
+def _place(data: Tensor, key: str, sizes: list[int], part: int) -> Tensor:
+    """The view of a parameter that a part's values go to."""
+    if key in {"suh", "marker"}:
+        return data[part] if key == "suh" else data[part : part + 1]
+    start, size = sum(sizes[:part]), sizes[part]
+    if key == "svh":
+        return data[start : start + size]
+    return data[:, start // TILE : (start + size) // TILE]
+
+
+def _refuser(layer: Layer, name: str, rate: Rate) -> Any:
+    def refuse(param: Tensor, loaded: Tensor, shard_id: ShardId = None) -> None:  # noqa: ARG001
+        raise Exl3Error(
+            f"{layer.prefix}.{name} does not belong to a checkpoint whose config.json "
+            f"says codebook {rate.codebook.name.lower()}"
+        )
+
+    return refuse
+
+
+def _add(layer: Layer, name: str, data: Tensor, weight_loader: Any) -> None:
+    param = Parameter(data, requires_grad=False)
+    param.weight_loader = weight_loader  # type: ignore[attr-defined]
+    layer.register_parameter(name, param)

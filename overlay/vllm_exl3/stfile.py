@@ -1,0 +1,96 @@
+"""Safetensors files as raw tensors: every dtype, numpy or not, and no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_exl3.errors import Exl3Error
+
+NUMPY = {"I16": "<i2", "I32": "<i4", "F16": "<f2", "F32": "<f4", "BF16": "<u2"}
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A tensor as it lies in the file: safetensors dtype name, shape, bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, array: npt.NDArray[np.generic]) -> Raw:
+        """An int16, int32, fp16 or fp32 array."""
+        names = {"i2": "I16", "i4": "I32", "f2": "F16", "f4": "F32"}
+        contiguous = np.ascontiguousarray(array)
+        name = names[contiguous.dtype.str.lstrip("<|")]
+        return cls(name, array.shape, contiguous.tobytes())
+
+    @classmethod
+    def bf16(cls, array: npt.NDArray[np.float32]) -> Raw:
+        """A float32 array, rounded to the nearest bf16 (ties to even)."""
+        bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+        rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        words = (rounded >> np.uint32(16)).astype(np.uint16)
+        return cls("BF16", array.shape, words.tobytes())
+
+    def array(self) -> npt.NDArray[np.generic]:
+        """The values as numpy has them; bf16 comes as float32."""
+        if self.dtype not in NUMPY:
+            raise Exl3Error(f"a tensor of dtype {self.dtype} cannot be read as numbers")
+        values = np.frombuffer(self.data, NUMPY[self.dtype]).reshape(self.shape)
+        if self.dtype != "BF16":
+            return values
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def tensors(folder: Path) -> Iterator[tuple[str, Raw]]:
+    """Every tensor of the ``*.safetensors`` files of a folder, file by file."""
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise Exl3Error(f"{folder} holds no *.safetensors file", exit_code=3)
+    for path in paths:
+        yield from _read(path)
+
+
+def _read(path: Path) -> Iterator[tuple[str, Raw]]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(size))
+        except ValueError as error:
+            raise Exl3Error(f"{path} has no safetensors header") from error
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            file.seek(8 + size + begin)
+            data = file.read(end - begin)
+            if len(data) != end - begin:
+                raise Exl3Error(f"{path} ends inside tensor {name}")
+            yield name, Raw(entry["dtype"], tuple(entry["shape"]), data)
+
+
+def write(path: Path, content: Mapping[str, Raw]) -> None:
+    """One safetensors file with these tensors, in their order."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, raw in content.items():
+        end = offset + len(raw.data)
+        header[name] = {
+            "dtype": raw.dtype,
+            "shape": list(raw.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for raw in content.values():
+            file.write(raw.data)

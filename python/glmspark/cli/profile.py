@@ -1,0 +1,83 @@
+"""``glmspark profile``: the sets of serving choices that come with the tool."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from typing import Any
+
+import click
+
+from glmspark.serving.profiles import (
+    Engine,
+    Profile,
+    difference,
+    load_profile,
+    profile_names,
+)
+
+
+def _plain(profile: Profile) -> dict[str, Any]:
+    return {
+        "name": profile.name,
+        "summary": profile.summary,
+        "engine": asdict(profile.engine),
+        "build": profile.build,
+        "transplant": profile.transplant,
+        "notes": list(profile.notes),
+        "measured": [asdict(row) for row in profile.measured],
+    }
+
+
+@click.group(name="profile")
+def command() -> None:
+    """List, show and compare profiles."""
+
+
+@command.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+def list_(*, as_json: bool) -> None:
+    """Every profile with its one line."""
+    profiles = [load_profile(name) for name in profile_names()]
+    if as_json:
+        click.echo(json.dumps([_plain(p) for p in profiles], indent=1))
+        return
+    width = max(len(profile.name) for profile in profiles)
+    for profile in profiles:
+        click.echo(f"{profile.name:<{width}}  {profile.summary}")
+
+
+@command.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+def show(name: str, *, as_json: bool) -> None:
+    """All values of one profile, its notes and what was measured."""
+    profile = load_profile(name)
+    if as_json:
+        click.echo(json.dumps(_plain(profile), indent=1))
+        return
+    lines = [profile.summary, ""]
+    for field in fields(Engine):
+        lines.append(f"{field.name} = {getattr(profile.engine, field.name)!r}")
+    for title, table in (("build", profile.build), ("transplant", profile.transplant)):
+        if table:
+            lines += ["", f"{title}: {json.dumps(table, indent=1)}"]
+    lines += ["", *profile.notes] if profile.notes else []
+    for row in profile.measured:
+        lines += ["", f"{row.metric}: {row.value:g} {row.unit}"]
+        lines += [f"  {row.conditions}", f"  {row.source}"]
+    click.echo("\n".join(lines))
+
+
+@command.command()
+@click.argument("first")
+@click.argument("second")
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+def diff(first: str, second: str, *, as_json: bool) -> None:
+    """Values in which two profiles differ."""
+    pairs = difference(load_profile(first), load_profile(second))
+    if as_json:
+        click.echo(json.dumps(pairs, indent=1))
+        return
+    for name, (a, b) in pairs.items():
+        click.echo(f"{name}: {a!r} -> {b!r}")

@@ -1,0 +1,191 @@
+"""``glmspark weights``: share, pull, nfs-exports, nfs-check."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from glmspark.cli.weights import (
+    chosen,
+    json_option,
+    manifests_argument,
+    put,
+    store_option,
+)
+from glmspark.weights import progress as bars
+from glmspark.weights.progress import human_bytes
+from glmspark.weights.store import Store
+
+if TYPE_CHECKING:
+    from glmspark.weights.puller import PullJob
+    from glmspark.weights.remote import Node
+    from glmspark.weights.share import NodeResult
+
+# After the head is gone a pull gets this long to end its connections.
+_GRACE_S = 3.0
+
+
+def nodes_from_options(
+    to: tuple[str, ...], ssh: str | None, program: str | None, store: str
+) -> list[Node]:
+    """The nodes of the options; the one place that a kit's node list will replace."""
+    from glmspark.weights import remote
+
+    nodes = []
+    for text in to:
+        node = replace(remote.parse_node(text), store=store)
+        if ssh:
+            node = replace(node, ssh=tuple(shlex.split(ssh)))
+        if program:
+            node = replace(node, program=tuple(shlex.split(program)))
+        nodes.append(node)
+    return nodes
+
+
+@click.command("share")
+@manifests_argument
+@click.option(
+    "--to",
+    "to",
+    metavar="NAME=SSH_TARGET,FABRIC_ADDR[,FABRIC_ADDR]",
+    multiple=True,
+    required=True,
+    help="A node, with its address on each link to the head. Repeatable.",
+)
+@click.option(
+    "--ssh", help="The ssh command and its options, instead of ssh -oBatch..."
+)
+@click.option("--remote-program", help="glmspark on the nodes, if not on their PATH.")
+@click.option(
+    "--remote-store", default="", help="The nodes' store, if not the default."
+)
+@click.option("--connections", default=4, show_default=True, help="On each link.")
+@click.option("--no-link", is_flag=True, help="Do not build the views on the nodes.")
+@store_option
+@json_option
+def share_command(  # noqa: PLR0913 - one for each option
+    *,
+    words: tuple[str, ...],
+    to: tuple[str, ...],
+    ssh: str | None,
+    remote_program: str | None,
+    remote_store: str,
+    connections: int,
+    no_link: bool,
+    store_path: Path,
+    as_json: bool,
+) -> int:
+    """Send the nodes what they lack of the MANIFESTs, over the fabric addresses.
+
+    Every blob is hashed at the receiver before it gets its name. Nothing keeps running
+    afterwards. A node that cannot be served does not keep the others waiting.
+    """
+    from glmspark.weights import share
+
+    store = Store.open(store_path, create=True)
+    nodes = nodes_from_options(to, ssh, remote_program, remote_store)
+    options = share.ShareOptions(connections, link=not no_link)
+    started = time.monotonic()
+    with bars.for_terminal() as out:
+        results = share.share(store, chosen(store, words), nodes, options, out)
+    seconds = time.monotonic() - started
+    return _tell(results, seconds, as_json=as_json)
+
+
+def _tell(results: list[NodeResult], seconds: float, *, as_json: bool) -> int:
+    rows, lines, code = [], [], 0
+    for result in results:
+        row = {"node": result.node, "ok": result.error is None} | result.result
+        if result.error is not None:
+            row["error"] = str(result.error)
+            code = code or int(result.error.exit_code)
+            click.echo(f"error: [{result.node}] {result.error}", err=True)
+            click.echo(f"hint: {result.error.hint}", err=True)
+        else:
+            size = result.result["received_bytes"]
+            lines.append(
+                f"{result.node}: {result.result['received']} blobs sent "
+                f"({human_bytes(size)}, {human_bytes(size / max(seconds, 1e-3))}/s), "
+                f"{result.result['already']} were there already"
+            )
+        rows.append(row)
+    put({"seconds": seconds, "nodes": rows}, "\n".join(lines), as_json=as_json)
+    return code
+
+
+def _job_line() -> str:
+    """The first line of stdin, not by sys.stdin: the watcher would hold its lock."""
+    data = b""
+    while not data.endswith(b"\n") and (more := os.read(0, 1 << 16)):
+        data += more
+    return data.decode()
+
+
+def _end_with_the_head() -> None:
+    """End this process once stdin ends: the head, or the ssh to it, is gone."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        time.sleep(_GRACE_S)
+        os._exit(130)  # parts are safe at any point; nothing else is held
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@click.command("pull", hidden=True)
+@store_option
+def pull_command(*, store_path: Path) -> int:
+    """Read a job from stdin, bring in its blobs, write framed JSON to stdout."""
+    from glmspark.weights import puller, share, view
+
+    line = _job_line()
+    _end_with_the_head()
+    out = bars.JsonProgress()
+
+    def run(job: PullJob) -> dict[str, Any]:
+        store = Store.open(store_path, create=True)
+        result = puller.pull(store, job, out).to_json()
+        if job.link:
+            made = [view.link(store, manifest) for manifest in job.manifests]
+            result["views"] = [str(item.folder) for item in made]
+        return result
+
+    return share.serve_pull(run, out.emit, line)
+
+
+@click.command("nfs-exports")
+@click.option("--subnet", required=True, help="Who may mount, e.g. 192.168.100.0/24.")
+@click.option("--address", required=True, help="The head's fabric address.")
+@store_option
+def nfs_exports_command(*, subnet: str, address: str, store_path: Path) -> None:
+    """Print the line for /etc/exports and the mount command; nothing is exported."""
+    from glmspark.weights import nfs
+
+    store = Store.open(store_path)
+    click.echo(nfs.exports_line(store, subnet, address))
+    click.echo("on the head: add it to /etc/exports, then: sudo exportfs -ra", err=True)
+    command = nfs.mount_command(address, store.root, Path("NODE_STORE/blobs"))
+    click.echo(f"on each node: {command}", err=True)
+
+
+@click.command("nfs-check")
+@click.argument("blobs", type=click.Path(path_type=Path, exists=True))
+@click.argument("word", metavar="MANIFEST")
+@click.option("--subnet", required=True, help="The fabric's subnet.")
+@store_option
+def nfs_check_command(*, blobs: Path, word: str, subnet: str, store_path: Path) -> None:
+    """Check that the mounted folder BLOBS can be the source of MANIFEST's weights."""
+    from glmspark.weights import nfs
+
+    store = Store.open(store_path, create=True)
+    (manifest,) = chosen(store, (word,))
+    mountinfo = Path("/proc/self/mountinfo").read_text()
+    click.echo(nfs.check(blobs, manifest, subnet, mountinfo))

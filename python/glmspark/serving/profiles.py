@@ -1,0 +1,162 @@
+"""Profiles: named sets of serving choices, read from glmspark/data/profiles/."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from glmspark.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A figure somebody measured: what, how much, under what conditions, said where."""
+
+    metric: str
+    value: float
+    unit: str
+    conditions: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a profile asks of every rank; graph-shaping values are in here only.
+
+    ``prefill_blocks`` is the prefill chunk in target blocks; ``kv_gib`` the KV pool,
+    0 takes what the memory plan leaves, up to 40 GiB; ``long_prefill_tokens`` caps the
+    chunk of a long prompt beside running ones, 0 for none; ``dense`` is how attention
+    and shared-expert matrices are held: bf16, fp8 or exl3.
+    """
+
+    max_model_len: int = 262_144
+    max_num_seqs: int = 4
+    prefill_blocks: int = 2
+    kv_gib: float = 0.0
+    kv_cache_dtype: str = "fp8"
+    ssm_dtype: str = "float32"
+    dense: str = "bf16"
+    draft_tokens: int = 7
+    mtp_tokens: int = 2
+    small_draft_block: bool = True
+    long_prefill_tokens: int = 0
+    load_format: str = "auto"
+    images: int = 48
+    videos: int = 1
+    image_tokens: int = 2048
+    reserve_gib: float = 4.0
+    extra_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One profile. ``build`` and ``transplant`` are None where it needs neither."""
+
+    name: str
+    summary: str
+    engine: Engine
+    measured: tuple[Measurement, ...] = ()
+    build: Mapping[str, Any] | None = None
+    transplant: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+_CLOSED = {
+    "kv_cache_dtype": ("fp8", "auto"),
+    "ssm_dtype": ("float32", "bfloat16"),
+    "dense": ("bf16", "fp8", "exl3"),
+    "load_format": ("auto", "instanttensor", "fastsafetensors"),
+}
+_AT_LEAST_ONE = ("max_model_len", "max_num_seqs", "prefill_blocks", "draft_tokens")
+
+
+def _check(name: str, raw: Mapping[str, Any]) -> None:
+    known = {f.name for f in fields(Engine)}
+    for key, value in raw.items():
+        where = f"profile '{name}': engine.{key}"
+        if key not in known:
+            raise ConfigError(
+                f"{where} is not known; known: {', '.join(sorted(known))}"
+            )
+        if key in _CLOSED and value not in _CLOSED[key]:
+            raise ConfigError(f"{where} is '{value}', must be one of {_CLOSED[key]}")
+        if key in _AT_LEAST_ONE and value < 1:
+            raise ConfigError(f"{where} is {value}, must be at least 1")
+
+
+def parse(name: str, text: str, base: Profile | None = None) -> Profile:
+    """The profile in TOML ``text``; values it leaves out come from ``base``.
+
+    Raises ConfigError for unknown keys, values out of their closed set and syntax.
+    """
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"profile '{name}' is not TOML: {error}") from error
+    allowed = {"summary", "engine", "measured", "build", "transplant", "notes"}
+    unknown = sorted(set(raw) - allowed - {"extends"})
+    if unknown:
+        raise ConfigError(f"profile '{name}' has unknown tables: {', '.join(unknown)}")
+    engine = dict(raw.get("engine", {}))
+    _check(name, engine)
+    if "extra_args" in engine:
+        engine["extra_args"] = tuple(engine["extra_args"])
+    start = (
+        {f.name: getattr(base.engine, f.name) for f in fields(Engine)} if base else {}
+    )
+    return Profile(
+        name=name,
+        summary=raw.get("summary", ""),
+        engine=Engine(**{**start, **engine}),
+        measured=tuple(Measurement(**row) for row in raw.get("measured", ())),
+        build=raw.get("build"),
+        transplant=raw.get("transplant"),
+        notes=tuple(raw.get("notes", ())),
+    )
+
+
+def _shipped() -> dict[str, str]:
+    folder = files("glmspark") / "data" / "profiles"
+    return {
+        item.name.removesuffix(".toml"): item.read_text("utf-8")
+        for item in sorted(folder.iterdir(), key=lambda item: item.name)
+        if item.name.endswith(".toml")
+    }
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that come with the tool, ``default`` first."""
+    return sorted(_shipped(), key=lambda name: (name != "default", name))
+
+
+def load_profile(name: str) -> Profile:
+    """A shipped profile, or the one in the file ``name`` if that ends in .toml.
+
+    Raises ConfigError naming the known profiles.
+    """
+    shipped = _shipped()
+    if name in shipped:
+        text = shipped[name]
+    elif name.endswith(".toml") and Path(name).is_file():
+        text = Path(name).read_text("utf-8")
+    else:
+        raise ConfigError(
+            f"profile '{name}' is not known; known: {', '.join(profile_names())}",
+            hint="glmspark profile list",
+        )
+    parent = tomllib.loads(text).get("extends") if "extends" in text else None
+    base = load_profile(parent) if parent else None
+    return parse(Path(name).stem if name.endswith(".toml") else name, text, base)
+
+
+def difference(a: Profile, b: Profile) -> dict[str, tuple[Any, Any]]:
+    """Engine values in which two profiles differ: name -> (a's, b's)."""
+    pairs = {
+        f.name: (getattr(a.engine, f.name), getattr(b.engine, f.name))
+        for f in fields(Engine)
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -1,0 +1,122 @@
+"""The journal: what each blob's stat was when its bytes were last hashed.
+
+One JSON line per event, appended; the last line for a blob counts. A line that a crash
+tore, or that is missing, costs one hash of that blob and nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# Rewritten when it holds this many times more lines than blobs.
+_SLACK = 4
+_MIN_LINES = 4096
+
+
+@dataclass(frozen=True)
+class Record:
+    """The stat of a blob at the moment when its bytes were known to be right."""
+
+    blob: str
+    size: int
+    mtime_ns: int
+    ino: int
+
+    @classmethod
+    def of(cls, blob: str, stat: os.stat_result) -> Record:
+        """The record of ``blob`` as ``stat`` sees it."""
+        return cls(blob, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+def _parse(lines: Iterable[bytes]) -> dict[str, Record]:
+    records: dict[str, Record] = {}
+    for line in lines:
+        try:
+            data = json.loads(line)
+            blob = data["blob"]
+            if data.get("gone"):
+                records.pop(blob, None)
+            else:
+                record = Record(blob, data["size"], data["mtime_ns"], data["ino"])
+                records[blob] = record
+        except (ValueError, KeyError, TypeError):
+            continue  # a torn line: its blob is hashed again
+    return records
+
+
+class Journal:
+    """The journal file of one store; every method is safe beside other processes.
+
+    ``adopt`` is given each file that is created, to set its owner.
+    """
+
+    def __init__(self, path: Path, adopt: Callable[[int], None]) -> None:
+        self._path = path
+        self._adopt = adopt
+        self._seen: tuple[int, int] = (0, -1)
+        self._records: dict[str, Record] = {}
+
+    def records(self) -> dict[str, Record]:
+        """Blob -> record, read again if the file changed since the last call."""
+        try:
+            stat = self._path.stat()
+        except FileNotFoundError:
+            return {}
+        if (stat.st_ino, stat.st_size) != self._seen:
+            data = self._path.read_bytes()
+            self._records = _parse(data.splitlines())
+            self._seen = (stat.st_ino, len(data))
+        return self._records
+
+    def add(self, record: Record) -> None:
+        """Append ``record``."""
+        self._append(json.dumps(asdict(record)))
+
+    def remove(self, blob: str) -> None:
+        """Note that nothing is known of ``blob`` any more."""
+        self._append(json.dumps({"blob": blob, "gone": True}))
+
+    def _append(self, line: str) -> None:
+        fd = self._locked()
+        try:
+            # The leading newline ends a line that a crash may have torn.
+            os.write(fd, f"\n{line}\n".encode())
+        finally:
+            os.close(fd)
+
+    def _locked(self) -> int:
+        while True:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            fd = os.open(self._path, flags, 0o644)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            self._adopt(fd)
+            try:
+                if os.fstat(fd).st_ino == self._path.stat().st_ino:
+                    return fd
+            except FileNotFoundError:
+                pass
+            os.close(fd)  # it was compacted meanwhile: take the new one
+
+    def compact(self) -> None:
+        """Drop outdated lines, if there are many of them."""
+        if not self._path.exists():
+            return
+        fd = self._locked()
+        try:
+            lines = self._path.read_bytes().splitlines()
+            records = self.records()
+            if len(lines) < max(_MIN_LINES, _SLACK * len(records)):
+                return
+            text = "".join(json.dumps(asdict(r)) + "\n" for r in records.values())
+            fresh = self._path.with_suffix(".new")
+            with fresh.open("w") as file:
+                self._adopt(file.fileno())
+                file.write(text)
+            fresh.replace(self._path)
+        finally:
+            os.close(fd)

