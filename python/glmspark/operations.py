@@ -22,6 +22,7 @@ from glmspark.boot import (
     stale_boots,
 )
 from glmspark.console import Narrator
+from glmspark.doctor import Examination, asker, examine, with_netdevs
 from glmspark.ending import boot_names, end_kit, without_ours
 from glmspark.engine import engine_paths, engine_python
 from glmspark.errors import (
@@ -37,8 +38,9 @@ from glmspark.locks import operation_lock
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
 from glmspark.plan import Action, Goal, Plan, Step, api_url, build_plan
 from glmspark.preflight import Finding, check_node, check_waivers, report
+from glmspark.remoterank import end_remote, write_access
 from glmspark.runner import Command, Runner, check
-from glmspark.schema import Kit
+from glmspark.schema import Kit, Runtime
 
 PHASE_WORDS = {
     "launch": "the ranks state what they run",
@@ -74,17 +76,24 @@ def uninterrupted() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def require_local(kit: Kit) -> None:
-    """See that every rank runs on this machine.
+def require_head(kit: Kit) -> None:
+    """See that the head is this machine, and the others can be started from here.
 
     Raises:
-        ConfigError: a node is reached by ssh, which this version can plan only.
+        ConfigError: the head is reached by ssh, or the runtime is for one machine.
     """
-    remote = [node for node in kit.nodes if node.ssh != "local"]
-    if remote:
+    head, *others = kit.nodes
+    remote = [node for node in others if node.ssh != "local"]
+    if head.ssh != "local":
         raise ConfigError(
-            f"node {remote[0].name} is reached by ssh ({remote[0].ssh}); "
-            "this version plans such a kit and does not start it yet",
+            f"the head {head.name} is reached by ssh ({head.ssh}); ranks are started "
+            "from the head itself",
+            hint=f'run this on {head.name}, with ssh = "local" for it in kit.toml',
+            node=head.name,
+        )
+    if remote and kit.runtime is not Runtime.VENV:
+        raise ConfigError(
+            f"runtime {kit.runtime} cannot be started on {remote[0].name} yet",
             hint="glmspark plan shows the command of each rank",
             node=remote[0].name,
         )
@@ -110,6 +119,7 @@ class Operator:
         self.paths: KitPaths = kit_paths(kit)
         self.engine = engine_paths(kit, self.paths)
         self.waived: tuple[Finding, ...] = ()
+        self.seen: Examination | None = None
 
     @property
     def backend(self) -> Backend:
@@ -156,7 +166,8 @@ class Operator:
 
     def _bring_up(self, goal: Goal, waive: tuple[str, ...]) -> Outcome:
         check_waivers(waive)
-        require_local(self.kit)
+        require_head(self.kit)
+        self._survey(waive)
         plan = self.plan(goal)
         began_s = time.monotonic()
         make_folder(self.paths.state, "paths.state")
@@ -169,6 +180,22 @@ class Operator:
         if state is not None:
             return self._attach(state, plan)
         return self._ready(self.state(), began_s)
+
+    @property
+    def _is_spread(self) -> bool:
+        """Whether some rank runs on another machine."""
+        return any(node.ssh != "local" for node in self.kit.nodes)
+
+    def _survey(self, waive: tuple[str, ...]) -> None:
+        """Look at all hosts of a spread kit; their devices are part of the plan."""
+        if not self._is_spread:
+            return
+        self.narrator.busy("look at every node")
+        ask, boots = asker(self.kit, self.paths), boot_names(self.paths)
+        self.seen = examine(self.kit, ask, self.engine.program, boots)
+        self.kit = with_netdevs(self.kit, self.seen.views)
+        if len(self.seen.views) < len(self.kit.nodes):
+            report(list(self.seen.findings), waive)
 
     def _attach(self, state: State, plan: Plan) -> Outcome:
         if state.digest != plan.digest:
@@ -195,13 +222,20 @@ class Operator:
 
     def _check(self, step: Step, waive: tuple[str, ...]) -> None:
         """Check a node as it will be when the kit's own old ranks have ended."""
+        if self.seen is not None:
+            self._judge(report(list(self.seen.findings), waive), step.node)
+            return
         facts = probe(self.paths, self.engine.program)
         facts = without_ours(facts, boot_names(self.paths))
-        waived = report(check_node(self.kit, step.node, facts), waive)
+        self._judge(report(check_node(self.kit, step.node, facts), waive), step.node)
+
+    def _judge(self, waived: list[Finding], node: str) -> None:
+        """Say what was waived for ``node``, and that nothing else is in the way."""
+        waived = [finding for finding in waived if finding.node == node]
         for finding in waived:
             self.narrator.note(f"waived: {finding.line()}")
         self.waived += tuple(waived)
-        self.narrator.say(f"{step.node}: checked, nothing in the way")
+        self.narrator.say(f"{node}: checked, nothing in the way")
 
     def _model(self, _step: Step) -> None:
         here = str(Path(__file__).parents[1])
@@ -219,7 +253,11 @@ class Operator:
 
     def _end(self) -> bool:
         with uninterrupted():
-            return end_kit(self.paths, self.backend, self.kit.timeouts.stop_s)
+            ended = end_kit(self.paths, self.backend, self.kit.timeouts.stop_s)
+            boots = sorted(boot_names(self.paths))
+            if self._is_spread and boots:
+                end_remote(self.kit, self.paths, boots)
+            return ended
 
     def _launch(self, plan: Plan) -> None:
         """Start the supervisor, over whatever a dead one has left of this kit."""
@@ -228,6 +266,7 @@ class Operator:
         folder = self._new_boot_folder()
         boot = self._boot(folder.name, plan)
         boot.write(folder)
+        write_access(folder, self.kit, self.paths)
         launch = Launch(
             self.kit.name, folder, self.paths.state_file, self.kit.engine.uses_gpu
         )
