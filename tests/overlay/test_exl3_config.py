@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,3 +140,13 @@ def test_dense_faults_are_named() -> None:
         method.process_weights_after_loading(layer)
     with pytest.raises(Exl3ConfigError, match="input of 256 elements cannot be split"):
         method.create_weights(Layer(4), 64, [128], 256, 128, torch.float32)
+
+
+def test_the_installed_package_can_build_its_kernels(plugin_site: Path) -> None:
+    """Sources, stand-in headers and the pin travel with the package."""
+    package = plugin_site / "vllm_exl3"
+    here = Path(vllm_exl3.__file__).parent
+    for pattern in ("*.py", "csrc/**/*.*", "sources.json", "py.typed"):
+        wanted = {p.relative_to(here) for p in here.glob(pattern) if p.is_file()}
+        assert wanted
+        assert wanted <= {p.relative_to(package) for p in package.rglob("*")}
