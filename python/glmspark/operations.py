@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,13 +32,14 @@ from glmspark.errors import (
     NotReadyError,
 )
 from glmspark.facts import Roots, probe, read_listeners
+from glmspark.guards import require_head, uninterrupted
 from glmspark.locks import operation_lock
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
 from glmspark.plan import Action, Goal, Plan, Step, api_url, build_plan
 from glmspark.preflight import Finding, check_node, check_waivers, report
 from glmspark.remoterank import end_remote, write_access
 from glmspark.runner import Command, Runner, check
-from glmspark.schema import Kit, Runtime
+from glmspark.schema import Kit
 
 PHASE_WORDS = {
     "launch": "the ranks state what they run",
@@ -53,50 +52,6 @@ _ERRORS: Mapping[int, type[GlmSparkError]] = {
     ExitCode.NOT_READY: NotReadyError,
     ExitCode.INTEGRITY: IntegrityError,
 }
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back for the length of the block.
-
-    By handlers, not by a signal mask: programs started in the block would inherit the
-    mask and could never be asked to stop.
-    """
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda n, _frame: came.append(n))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came:
-        raise KeyboardInterrupt
-
-
-def require_head(kit: Kit) -> None:
-    """See that the head is this machine, and the others can be started from here.
-
-    Raises:
-        ConfigError: the head is reached by ssh, or the runtime is for one machine.
-    """
-    head, *others = kit.nodes
-    remote = [node for node in others if node.ssh != "local"]
-    if head.ssh != "local":
-        raise ConfigError(
-            f"the head {head.name} is reached by ssh ({head.ssh}); ranks are started "
-            "from the head itself",
-            hint=f'run this on {head.name}, with ssh = "local" for it in kit.toml',
-            node=head.name,
-        )
-    if remote and kit.runtime is not Runtime.VENV:
-        raise ConfigError(
-            f"runtime {kit.runtime} cannot be started on {remote[0].name} yet",
-            hint="glmspark plan shows the command of each rank",
-            node=remote[0].name,
-        )
 
 
 @dataclass(frozen=True)

@@ -182,3 +182,15 @@ def test_a_cable_that_is_down_is_found_before_anything_starts(
     done = kit.run("start")
     assert done.code == 4 and "fabric.link: c7 is down" in done.err
     kit.assert_nothing_left()
+
+
+@pytest.mark.engine
+def test_two_real_ranks_serve_across_the_cable(spread: Callable[..., Spread]) -> None:
+    kit = spread("vllm-cpu", serve__max_model_len="2048", timeouts__ready_s="600")
+    done = kit.run("start", "--json", limit_s=420)
+    assert done.code == 0, done.err
+    assert list(kit.ranks(kit.head)) == [0] and list(kit.ranks(kit.worker)) == [1]
+    # `start` has had a real completion, which needs both ranks for every token.
+    assert json.loads(done.out)["result"] == "live"
+    assert kit.run("stop").code == 0
+    kit.assert_nothing_left()
