@@ -13,14 +13,16 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
-def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty home and working folder; no GLMSPARK_* and no XDG_* from outside."""
+def _isolated(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    """An empty home, and tmp_path to work in; no GLMSPARK_* and XDG_* from outside."""
     for name in list(os.environ):
         if name.startswith(("GLMSPARK_", "XDG_", "VLLM_", "HF_")):
             monkeypatch.delenv(name)
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(tmp_path)
     yield
