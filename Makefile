@@ -29,12 +29,12 @@ restart: ## Stop the ranks and start them again
 	@$(BIN)/glmspark restart
 
 status: ## What runs, and whether it answers
-	@$(BOOTSTRAP) engine
-	@$(BIN)/glmspark status
+	@if [ -x $(BIN)/glmspark ]; then $(BIN)/glmspark status; \
+	else echo "nothing is installed here, so nothing runs from here" >&2; exit 6; fi
 
 logs: ## Follow the ranks' logs
-	@$(BOOTSTRAP) engine
-	@$(BIN)/glmspark logs -f
+	@if [ -x $(BIN)/glmspark ]; then $(BIN)/glmspark logs -f; \
+	else echo "nothing is installed here, so there are no logs" >&2; exit 3; fi
 
 lint: ## Style and types
 	@$(BOOTSTRAP) check
@@ -60,6 +60,8 @@ lock: ## Resolve python/requirements/*.in anew (needs uv)
 	@python=$$(PYTHON='$(PYTHON)' sh python/find-python) && \
 	"$$python" python/requirements/lock.py
 
-clean: stop ## Stop the ranks, then remove all that was made here
+clean: ## Stop the ranks, then remove all that was made here
+	@if $(BIN)/glmspark --version >/dev/null 2>&1; then $(BIN)/glmspark stop; \
+	else echo "no working tool in .venv, so no ranks were stopped" >&2; fi
 	@rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache bench-*.json
 	@find $(wildcard $(CODE)) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -109,10 +109,22 @@ class Launch:
         return self.folder / "supervisor.log"
 
 
+class Launched(Protocol):
+    """A supervisor that has been started and has not said a word yet."""
+
+    def is_alive(self) -> bool:
+        """Whether it still may say one."""
+        ...
+
+    def abort(self) -> None:
+        """End it, with all that it has started."""
+        ...
+
+
 class Backend(Protocol):
     """Starts a supervisor and asks it to stop."""
 
-    def launch(self, launch: Launch) -> None:
+    def launch(self, launch: Launch) -> Launched:
         """Start the supervisor; it outlives this process."""
         ...
 
@@ -121,13 +133,29 @@ class Backend(Protocol):
         ...
 
 
+class Child:
+    """A supervisor that is a child of this process."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
+
+    def is_alive(self) -> bool:
+        """Whether it still may say a word."""
+        return self._child.poll() is None
+
+    def abort(self) -> None:
+        """End it; its ranks end with it, or are found by their mark."""
+        self._child.kill()
+        self._child.wait()
+
+
 class OwnBackend:
     """The supervisor as a session of its own, for machines without systemd."""
 
-    def launch(self, launch: Launch) -> None:
+    def launch(self, launch: Launch) -> Launched:
         """Start the supervisor; it outlives this process."""
         with launch.log.open("ab") as log:
-            subprocess.Popen(
+            child = subprocess.Popen(
                 supervise_argv(launch.folder, launch.state_file),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -135,10 +163,31 @@ class OwnBackend:
                 start_new_session=True,
                 cwd="/",
             )
+        return Child(child)
 
     def stop(self, state: State) -> None:
         """Ask the supervisor of ``state`` to end its ranks and itself."""
         send(state.supervisor, signal.SIGTERM)
+
+
+class Unit:
+    """A supervisor that is a transient unit of the user's systemd."""
+
+    def __init__(self, runner: Runner, name: str) -> None:
+        self._runner = runner
+        self._name = name
+
+    def is_alive(self) -> bool:
+        """Whether the unit is there; one that cannot be asked for counts as alive."""
+        argv = ("systemctl", "--user", "is-active", "--quiet", self._name)
+        try:
+            return self._runner.run(Command(argv)).code == 0
+        except CommandError:
+            return True
+
+    def abort(self) -> None:
+        """Stop the unit; its control group takes everything along."""
+        self._runner.run(Command(("systemctl", "--user", "stop", self._name)))
 
 
 class SystemdBackend:
@@ -147,13 +196,14 @@ class SystemdBackend:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def launch(self, launch: Launch) -> None:
+    def launch(self, launch: Launch) -> Launched:
         """Start the supervisor; it outlives this process."""
         argv = supervise_argv(launch.folder, launch.state_file)
         command = build_systemd_run(
             launch.kit, argv, launch.log, memlock=launch.memlock
         )
         check(self._runner, Command(command))
+        return Unit(self._runner, unit_name(launch.kit))
 
     def stop(self, state: State) -> None:
         """Ask the supervisor of ``state`` to end its ranks and itself.
@@ -190,21 +240,27 @@ def pick_backend(
     return OwnBackend()
 
 
-def await_state(launch: Launch, boot: str, limit_s: float = 15.0) -> State:
+def await_state(
+    launch: Launch, boot: str, launched: Launched, limit_s: float = 15.0
+) -> State:
     """The first word of the supervisor of ``boot``.
 
     Raises:
-        CommandError: it says nothing; its log's last line is in the message.
+        CommandError: it ends, or says nothing; its log's last line is in the message.
     """
     deadline_s = time.monotonic() + limit_s
+    next_look_s = 0.0
     while time.monotonic() < deadline_s:
         state = read_state(launch.state_file)
         if state is not None and state.boot == boot:
             return state
+        if time.monotonic() > next_look_s:  # asking systemd takes a process
+            if not launched.is_alive():
+                break
+            next_look_s = time.monotonic() + 0.25
         time.sleep(0.02)
     log = launch.log.read_text(errors="replace").strip() if launch.log.exists() else ""
-    last = log.splitlines()[-1] if log else "its log is empty"
+    last = log.splitlines()[-1] if log else "it left no word"
     raise CommandError(
-        f"the supervisor did not come up in {limit_s:.0f} s: {last}",
-        hint=f"cat {launch.log}",
+        f"the supervisor did not come up: {last}", hint=f"cat {launch.log}"
     )

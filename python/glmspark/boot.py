@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from glmspark.processes import Identity
 from glmspark.ranks import RankSpec
 
 KEPT_BOOTS = 10
-SCRATCH_PREFIX = "glmspark-"
 _BOOT_NAME = re.compile(r"^\d{8}T\d{6}-[0-9a-f]{6}$")
 
 
@@ -28,6 +28,15 @@ def kernel_boot() -> str:
 def new_boot_name() -> str:
     """A name for a boot; names sort by time."""
     return time.strftime("%Y%m%dT%H%M%S") + "-" + secrets.token_hex(3)
+
+
+def scratch_folder(boot: str) -> Path:
+    """The temporary files of a boot's ranks.
+
+    Short, since Unix sockets below it have 108 bytes for their whole path; by the
+    boot's name, so that whoever ends the boot finds it.
+    """
+    return Path("/tmp") / f"glmspark-{boot}"  # noqa: S108 - made with mode 0700
 
 
 @dataclass(frozen=True)
@@ -107,11 +116,16 @@ class State:
     failure: Failure | None = None
     ready_s: float | None = None
     private_shm: bool = True
-    scratch: str = ""
 
     def write(self, path: Path) -> None:
         """Leave the state in ``path``, whole or not at all."""
         write_json(path, asdict(self))
+
+    @property
+    def api(self) -> Api:
+        """Where this very boot answers, whatever the settings say by now."""
+        parts = urlsplit(self.url)
+        return Api(parts.hostname or "", parts.port or 0, self.name, self.url, "")
 
     @property
     def is_current(self) -> bool:
@@ -137,7 +151,9 @@ def read_state(path: Path) -> State | None:
         data["ranks"] = {int(k): Identity(**v) for k, v in data["ranks"].items()}
         data["nodes"] = {int(k): v for k, v in data["nodes"].items()}
         data["failure"] = Failure(**data["failure"]) if data["failure"] else None
-        return State(**data)
+        state = State(**data)
+        words = (state.boot, state.kit, state.phase, state.url, state.kernel_boot)
+        return state if all(isinstance(word, str) for word in words) else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -40,7 +40,7 @@ def _known(pattern: str, hint: str) -> Signature:
 SIGNATURES = (
     _known(
         r"(?i)EADDRINUSE|address already in use",
-        "another program holds a port of the kit: `glmspark status` names it, "
+        "another program holds a port of the kit: the checks of a start name it, "
         "or set ports.master or serve.port",
     ),
     _known(

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 
@@ -29,7 +29,8 @@ class Narrator(Protocol):
 def wants_rich() -> bool:
     """Whether stderr is a terminal that may get colours and moving lines."""
     return (
-        sys.stderr.isatty()
+        sys.stderr is not None
+        and sys.stderr.isatty()
         and "NO_COLOR" not in os.environ
         and os.environ.get("TERM", "") not in {"", "dumb"}
     )
@@ -44,8 +45,10 @@ class PlainNarrator:
 
     def _write(self, text: str) -> None:
         passed_s = time.monotonic() - self._began_s
-        sys.stderr.write(f"{passed_s:6.1f} s  {text}\n")
-        sys.stderr.flush()
+        # Nobody may be reading, or stderr be closed: words are no reason to fail.
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"{passed_s:6.1f} s  {text}\n")
+            sys.stderr.flush()
 
     def say(self, text: str) -> None:
         """A line that stays."""

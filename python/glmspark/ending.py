@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from glmspark import processes
 from glmspark.backends import Backend
-from glmspark.boot import SCRATCH_PREFIX, State, boot_folders, read_state
+from glmspark.boot import State, boot_folders, read_state, scratch_folder
 from glmspark.errors import CommandError
 from glmspark.facts import Facts
 from glmspark.paths import KitPaths
@@ -20,9 +20,11 @@ SUPERVISOR_END_S = 15.0
 
 
 def boot_names(paths: KitPaths) -> set[str]:
-    """The kit's own boots that are known on this node."""
+    """The kit's own boots that are known on this node, by files or by processes."""
     names = {folder.name for folder in boot_folders(paths.boots)}
     state = read_state(paths.state_file)
+    home = str(paths.state)
+    names |= {one.boot for one in processes.marked() if one.home == home}
     return names | ({state.boot} if state else set())
 
 
@@ -39,11 +41,12 @@ def end_kit(paths: KitPaths, backend: Backend, grace_s: float) -> bool:
         _await_gone(state, grace_s + SUPERVISOR_END_S)
     left = [one for one in processes.marked() if one.boot in boots]
     kill(left, boots)
+    for boot in boots:
+        shutil.rmtree(scratch_folder(boot), ignore_errors=True)
     state = read_state(paths.state_file)
-    if state is not None and Path(state.scratch).name.startswith(SCRATCH_PREFIX):
-        shutil.rmtree(state.scratch, ignore_errors=True)
     if state is not None and not state.is_final:
-        replace(state, phase="stopped", since=time.time()).write(paths.state_file)
+        with suppress(OSError):  # a full disk must not keep a stop from succeeding
+            replace(state, phase="stopped", since=time.time()).write(paths.state_file)
     return bool(left) or current
 
 

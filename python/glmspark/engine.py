@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from glmspark.errors import ConfigError
-from glmspark.paths import KitPaths
+from glmspark.paths import KitPaths, expand
 from glmspark.ranks import EnginePaths
 from glmspark.schema import Engine, Kit
 
@@ -25,7 +25,7 @@ def find_program(kit: Kit) -> tuple[str, ...]:
         # As a file, with a safe path: the rank's environment has no Python path.
         return (sys.executable, "-P", str(Path(__file__).with_name("stub.py")))
     if kit.paths.engine:
-        path = Path(kit.paths.engine).expanduser()
+        path = expand(kit.paths.engine, "paths.engine")
         if not path.is_file():
             raise ConfigError(
                 f"paths.engine is {path}, which does not exist",
@@ -62,6 +62,11 @@ def view_name(target: str) -> str:
     Raises:
         ConfigError: no revision, or not one of 40 hexadecimal digits.
     """
+    if target.startswith(("~", ".")):
+        raise ConfigError(
+            f"weights.target is {target}; a folder is written as an absolute path",
+            hint="write the whole path, or REPOSITORY@REVISION",
+        )
     repository, _, revision = target.partition("@")
     if not re.fullmatch(r"[0-9a-f]{40}", revision):
         raise ConfigError(

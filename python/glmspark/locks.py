@@ -7,10 +7,18 @@ import getpass
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from glmspark.errors import CommandError, ConfigError
+
+
+def user_name() -> str:
+    """Who runs this; by number where the user has no name (a container's --user)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 @contextmanager
@@ -36,10 +44,11 @@ def operation_lock(path: Path, what: str) -> Iterator[None]:
                 f"another operation works on this kit: {holder or 'unknown'}",
                 hint="wait until it has ended, then run this again",
             ) from error
-        user = getpass.getuser()
+        user = user_name()
         text = f"{what} by {user}, pid {os.getpid()}, since {time.strftime('%H:%M:%S')}"
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, text.encode(), 0)
+        with suppress(OSError):  # the lock holds on a full disk, too
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, text.encode(), 0)
         yield
     finally:
         os.close(handle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from glmspark.backends import Backend, Launch, await_state, pick_backend
@@ -33,6 +33,7 @@ from glmspark.errors import (
 )
 from glmspark.facts import Roots, probe, read_listeners
 from glmspark.guards import require_head, uninterrupted
+from glmspark.health import is_healthy
 from glmspark.locks import operation_lock
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
 from glmspark.plan import Action, Goal, Plan, Step, api_url, build_plan
@@ -126,6 +127,7 @@ class Operator:
         plan = self.plan(goal)
         began_s = time.monotonic()
         make_folder(self.paths.state, "paths.state")
+        make_folder(self.paths.boots, "paths.state")
         make_folder(self.paths.cache, "paths.cache")
         with operation_lock(self.paths.lock_file, goal.value):
             state = self.state()
@@ -158,9 +160,16 @@ class Operator:
                 "it runs with other settings than now; `glmspark restart` applies them"
             )
         if state.phase == "serving":
+            if not is_healthy(state.api, timeout_s=5.0):
+                raise NotReadyError(
+                    f"the ranks run, and {state.url} does not answer /health",
+                    hint="glmspark logs; glmspark restart starts them anew",
+                )
             return Outcome("already", state)
         self.narrator.note(f"a start is under way (boot {state.boot}); waiting for it")
-        return replace(self._ready(state, time.monotonic()), word="already")
+        found = self._await(state.boot)  # Ctrl-C ends the waiting, not that start
+        self.narrator.busy("")
+        return Outcome("already", found)
 
     def _apply(self, plan: Plan, waive: tuple[str, ...]) -> None:
         handlers: Mapping[Action, Callable[[Step], None]] = {
@@ -227,9 +236,13 @@ class Operator:
         )
         try:
             with uninterrupted():  # until its first word, nobody could stop it
-                self.backend.launch(launch)
-                await_state(launch, boot.name)
-        except KeyboardInterrupt:
+                launched = self.backend.launch(launch)
+                try:
+                    await_state(launch, boot.name, launched)
+                except BaseException:
+                    launched.abort()
+                    raise
+        except BaseException:
             self._end()
             raise
         self.narrator.say(f"ranks launched (boot {boot.name})")

@@ -46,6 +46,20 @@ class KitPaths:
         return self.cache / "loopback-model"
 
 
+def expand(text: str, key: str) -> Path:
+    """``text`` as a path, ``~`` and ``~user`` expanded.
+
+    Raises:
+        ConfigError: there is no such user; names the setting ``key``.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{key} is {text}: {error}", hint="write the whole path"
+        ) from error
+
+
 def kit_paths(kit: Kit, environ: Mapping[str, str] | None = None) -> KitPaths:
     """The folders of ``kit``; nothing is made.
 
@@ -56,7 +70,9 @@ def kit_paths(kit: Kit, environ: Mapping[str, str] | None = None) -> KitPaths:
 
     def base(configured: str, variable: str, below_home: str) -> Path:
         if configured:
-            return Path(configured).expanduser()
+            return expand(
+                configured, f"paths.{below_home.rpartition('/')[2].strip('.')}"
+            )
         if environ.get(variable):
             return Path(environ[variable]) / "glmspark"
         home = environ.get("HOME", "")
@@ -71,8 +87,11 @@ def kit_paths(kit: Kit, environ: Mapping[str, str] | None = None) -> KitPaths:
     cache = base(kit.paths.cache, "XDG_CACHE_HOME", ".cache").absolute()
     data = Path(environ.get("HOME", "")) / ".local/share/glmspark/store"
     state = root / kit.name
-    key = Path(kit.auth.key_file).expanduser() if kit.auth.key_file else state / "key"
-    store = Path(kit.weights.store).expanduser() if kit.weights.store else data
+    key, store = state / "key", data
+    if kit.auth.key_file:
+        key = expand(kit.auth.key_file, "auth.key_file")
+    if kit.weights.store:
+        store = expand(kit.weights.store, "weights.store")
     return KitPaths(state, cache, key.absolute(), store)
 
 
@@ -134,6 +153,11 @@ def read_key(path: Path) -> str:
         raise ConfigError(
             f"key file {path} has mode {stat.S_IMODE(mode):04o}, needs 0600",
             hint=f"chmod 600 {path}",
+        )
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError(
+            f"key file {path} holds more than one word of plain characters",
+            hint=f"rm {path}; the next start makes a key",
         )
     if not key:
         raise ConfigError(

@@ -53,8 +53,9 @@ class Finding:
 def _covers(listener: Listener, host: str) -> bool:
     """Whether ``listener`` keeps a server from binding to ``host``."""
     wild = {"0.0.0.0", "::"}  # noqa: S104 - read, not bound
-    host = "127.0.0.1" if host == "localhost" else host
-    return listener.host in wild or host in wild or listener.host in {host, "::1"}
+    hosts = {"127.0.0.1", "::1"} if host == "localhost" else {host}
+    taken = listener.host.removeprefix("::ffff:")
+    return taken in wild or bool(hosts & wild) or taken in hosts
 
 
 def _port_findings(kit: Kit, node: str, facts: Facts) -> Iterator[Finding]:

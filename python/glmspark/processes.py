@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARKER = "GLMSPARK_BOOT"
+# The state folder of the kit, so that its ranks are known without any file in it.
+HOME = "GLMSPARK_HOME"
 PROC = Path("/proc")
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
@@ -105,6 +107,7 @@ class Marked:
     title: str
     name: str
     cpu_s: float
+    home: str = ""
 
 
 def marked(boot: str | None = None) -> list[Marked]:
@@ -127,6 +130,7 @@ def marked(boot: str | None = None) -> list[Marked]:
                 command_line(pid),
                 stat.name,
                 stat.cpu_s,
+                env.get(HOME, ""),
             )
         )
     return found

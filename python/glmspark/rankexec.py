@@ -35,8 +35,9 @@ def rank_env(spec: RankSpec, environ: Mapping[str, str]) -> dict[str, str]:
     env = scrub(environ) | dict(spec.env)
     for name, file in spec.secrets.items():
         env[name] = read_key(Path(file))
-    for marker in ("GLMSPARK_BOOT", "GLMSPARK_RANK"):
-        env[marker] = environ[marker]
+    for marker in ("GLMSPARK_BOOT", "GLMSPARK_RANK", "GLMSPARK_HOME"):
+        if marker in environ:
+            env[marker] = environ[marker]
     return env
 
 
@@ -65,7 +66,8 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
     if spec is None:
         raise ConfigError(f"boot {boot.name} has no rank {rank}")
     libc = ctypes.CDLL(None, use_errno=True)
-    die_with_parent(libc)
+    parent = int(environ.get("GLMSPARK_PARENT", os.getppid()))
+    die_with_parent(libc, parent)
     if spec.host != "local":
         from glmspark.remoterank import relay
 
@@ -85,6 +87,7 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
     if not private_shm(libc):
         shared_marker(folder, rank).touch()
     fingerprint.write(fingerprint_file(folder, rank), stated)
+    die_with_parent(libc, parent)  # a user namespace may have reset it
     try:
         os.execvpe(spec.argv[0], spec.argv, env)
     except OSError as error:

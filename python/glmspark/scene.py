@@ -17,9 +17,15 @@ MS_NOSUID_NODEV = 2 | 4
 MS_REC_PRIVATE = 0x4000 | (1 << 18)
 
 
-def die_with_parent(libc: ctypes.CDLL) -> None:
-    """Ask the kernel to end this process when the supervisor ends, however it does."""
+def die_with_parent(libc: ctypes.CDLL, parent: int | None = None) -> None:
+    """Ask the kernel to end this process when the supervisor ends, however it does.
+
+    ``parent`` is the supervisor's pid; if it has gone before this call, the process
+    ends here, since the kernel signals later ends only.
+    """
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
 def private_shm(libc: ctypes.CDLL) -> bool:
@@ -29,6 +35,24 @@ def private_shm(libc: ctypes.CDLL) -> bool:
     namespace of its own they go with the last process. Without root, a user namespace
     with this very user in it allows the mount.
     """
+    # A namespace that is given while its maps are refused (AppArmor, a read-only
+    # /proc) cannot be left again; so without root a child tries it first.
+    return (os.getuid() == 0 or _child_can(libc)) and _enter(libc)
+
+
+def _child_can(libc: ctypes.CDLL) -> bool:
+    """Whether a forked child gets all the way."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if _enter(libc) else 1)
+        except OSError:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _enter(libc: ctypes.CDLL) -> bool:
+    """Enter the namespaces and mount; False, or OSError, where the kernel refuses."""
     uid, gid = os.getuid(), os.getgid()
     flags = CLONE_NEWNS if uid == 0 else CLONE_NEWNS | CLONE_NEWUSER
     if libc.unshare(flags) != 0:

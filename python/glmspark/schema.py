@@ -54,7 +54,7 @@ class Table(BaseModel):
 
 
 Port = Annotated[int, Field(ge=1, le=65535)]
-Seconds = Annotated[float, Field(gt=0, le=86400, strict=False)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
 def is_loopback(host: str) -> bool:

@@ -18,12 +18,21 @@ from pydantic import BaseModel, ValidationError
 
 from glmspark.defaults import topology_defaults
 from glmspark.errors import ConfigError
+from glmspark.paths import expand
 from glmspark.schema import Kit
 from glmspark.tomlplace import line_of
 
 ENV_PREFIX = "GLMSPARK_"
 # Variables of the tool that are no settings of a kit.
-ENV_OTHER = ("GLMSPARK_KIT", "GLMSPARK_DEBUG", "GLMSPARK_BOOT", "GLMSPARK_RANK")
+ENV_OTHER = (
+    "GLMSPARK_KIT",
+    "GLMSPARK_DEBUG",
+    "GLMSPARK_BOOT",
+    "GLMSPARK_RANK",
+    "GLMSPARK_PARENT",
+    "GLMSPARK_HOME",
+    "GLMSPARK_SCRATCH",
+)
 ENV_OTHER_PREFIXES = ("GLMSPARK_TORCH_", "GLMSPARK_TEST_")
 
 Key = tuple[str | int, ...]
@@ -68,12 +77,13 @@ def find_kit(explicit: str | None, environ: Mapping[str, str]) -> Path | None:
     """
     asked = explicit or environ.get("GLMSPARK_KIT")
     if asked:
-        path = Path(asked).expanduser()
+        path = expand(asked, "the kit file")
         if path.is_dir():
             path = path / "kit.toml"
         if not path.is_file():
+            what = "is no regular file" if path.exists() else "does not exist"
             raise ConfigError(
-                f"kit file {path} was asked for and does not exist",
+                f"kit file {path} was asked for and {what}",
                 hint="`glmspark init` writes one; without --kit and GLMSPARK_KIT the "
                 "built-in loopback kit is used",
             )
@@ -108,7 +118,7 @@ def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
         ) from error
     try:
         return text, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not valid TOML: {error}", hint=f"edit {path} and mend that line"
         ) from error
@@ -118,7 +128,7 @@ def _parse_scalar(text: str) -> Any:
     """``text`` of a variable or flag as a TOML value; bare words are strings."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -227,6 +237,18 @@ class _Layers:
             self.origins[key] = origin
 
 
+def _check_characters(layers: _Layers) -> None:
+    """See that no text holds control characters: paths and names cannot have them."""
+    for key, value in _leaves(layers.raw):
+        if isinstance(value, str) and any(ord(letter) < 32 for letter in value):
+            name = _dotted(key)
+            raise ConfigError(
+                f"{layers.origins.get(name, 'kit')}: {name} = {value!r} holds a "
+                "control character",
+                hint=f"write {name} without it",
+            )
+
+
 def _fields_at(location: Key) -> tuple[str, ...]:
     """The names that are allowed in the table that ``location`` points into."""
     model: Any = Kit
@@ -295,6 +317,7 @@ def load_settings(
     )
     layers.add_tables(tables, lambda key: f"{path}:{line_of(text, key)}")
     layers.add_values(over)
+    _check_characters(layers)
     try:
         valid = Kit.model_validate(layers.raw)
     except ValidationError as error:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from glmspark import fingerprint, health, processes
-from glmspark.boot import SCRATCH_PREFIX, Boot, Failure, State, kernel_boot
+from glmspark.boot import Boot, Failure, State, kernel_boot, scratch_folder
 from glmspark.causes import first_cause, hint_for
 from glmspark.errors import ExitCode
 from glmspark.paths import read_key
@@ -70,11 +69,17 @@ class Prober(threading.Thread):
         while True:
             self.healthy = health.is_healthy(self._boot.api)
             if self.wants_canary.is_set() and self.canary is None:
-                file = self._boot.api.key_file
-                key = read_key(Path(file)) if file else ""
-                limit_s = self._boot.limits.canary_s
-                self.canary = health.canary(self._boot.api, key, limit_s)
+                self.canary = self._ask_canary()
             time.sleep(0.5 if self.canary is None else 1.0)
+
+    def _ask_canary(self) -> str:
+        """What is wrong with the first completion; whatever goes wrong is said."""
+        api, limit_s = self._boot.api, self._boot.limits.canary_s
+        try:
+            key = read_key(Path(api.key_file)) if api.key_file else ""
+            return health.canary(api, key, limit_s)
+        except Exception as error:  # noqa: BLE001 - a thread's words reach nobody else
+            return f"it could not be asked for: {error}"
 
 
 class Supervisor:
@@ -91,8 +96,8 @@ class Supervisor:
         self.members: list[Marked] = []
         self.scanned_s = 0.0
         self.stop_asked = False
-        # Short, since Unix sockets below it have 108 bytes for their whole path.
-        self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir="/tmp"))
+        self.scratch = scratch_folder(self.boot.name)
+        self.scratch.mkdir(mode=0o700)
         me = processes.identity(os.getpid())
         assert me is not None  # noqa: S101 - this process runs
         self.state = State(
@@ -106,7 +111,6 @@ class Supervisor:
             url=self.boot.api.url,
             name=self.boot.api.name,
             nodes={spec.rank: spec.node for spec in self.boot.ranks},
-            scratch=str(self.scratch),
         )
 
     def run(self) -> int:
@@ -128,7 +132,8 @@ class Supervisor:
             failure = Failure(f"the supervisor failed: {error!r}", "", ExitCode.BUG)
             raise
         finally:
-            self._say(phase=Phase.ENDING.value, failure=failure)
+            with suppress(OSError):  # whatever the disk says, the ranks are ended
+                self._say(phase=Phase.ENDING.value, failure=failure)
             self.end_all()
             phase = Phase.FAILED if failure else Phase.STOPPED
             self._say(phase=phase.value, failure=failure)
@@ -169,6 +174,8 @@ class Supervisor:
             **os.environ,
             processes.MARKER: self.boot.name,
             "GLMSPARK_RANK": str(rank),
+            "GLMSPARK_PARENT": str(os.getpid()),
+            processes.HOME: str(self.state_file.parent),
             "GLMSPARK_SCRATCH": str(self.scratch / f"r{rank}"),
         }
         argv = [sys.executable, "-m", "glmspark", "rank"]

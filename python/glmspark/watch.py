@@ -13,6 +13,8 @@ from glmspark.fingerprint import Fingerprint, differences
 # An engine that answers /health with an error for this long is not coming back: the
 # API server has lost its engine core. Longer than one slow probe.
 UNHEALTHY_S = 3.0
+# An API that does not answer at all may be busy; after this long it is frozen.
+SILENT_S = 120.0
 
 
 class Phase(StrEnum):
@@ -171,8 +173,13 @@ class Watch:
         return self
 
     def _serving(self, seen: Observation) -> Watch:
-        if seen.healthy is False and seen.now_s - self.well_s > UNHEALTHY_S:
+        unwell_s = seen.now_s - self.well_s
+        message = ""
+        if seen.healthy is False and unwell_s > UNHEALTHY_S:
             message = "the API reports a dead engine (/health is not 200)"
+        if seen.healthy is None and unwell_s > SILENT_S:
+            message = f"the API has not answered /health for {unwell_s:.0f} s"
+        if message:
             return self._fail(seen, Failure(message, "", ExitCode.COMMAND))
         return self
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 from glmspark import processes
 from glmspark.boot import Boot
+from glmspark.errors import CommandError
 
 from tests.cluster.kits import TestKit, wait_for
 
@@ -94,6 +97,110 @@ def test_a_dead_supervisor_leaves_no_kit_that_cannot_start(stub_kit: Make) -> No
 
 
 @pytest.mark.cases(87)
+def test_a_supervisor_killed_at_birth_leaves_nothing_that_serves(
+    stub_kit: Make,
+) -> None:
+    kit = stub_kit(rank0={"load_s": 3.0})
+    start = kit.begin("start")
+    state = kit.state_folder / "state.json"
+    wait_for(lambda: state.exists() and len(kit.state().ranks) == 2)
+    processes.send(kit.state().supervisor, signal.SIGKILL)
+    out, err = start.communicate(timeout=60)
+    assert (start.returncode, out) == (5, ""), err
+    wait_for(lambda: not [m for m in kit.members() if "serve" in m.title])
+    kit.run("stop")
+    kit.assert_nothing_left()
+
+
+def test_a_start_whose_supervisor_comes_up_too_late_leaves_nothing(
+    stub_kit: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from glmspark import backends
+
+    kit = stub_kit()
+    launch = backends.Launch("test", kit.root, kit.root / "state.json")
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    late = backends.Child(child)
+    with pytest.raises(CommandError, match="did not come up"):
+        backends.await_state(launch, "boot", late, limit_s=0.2)
+    late.abort()
+    assert child.poll() is not None
+
+
+def test_ranks_are_ours_even_when_the_state_folder_has_gone(stub_kit: Make) -> None:
+    kit = stub_kit(rank0={"ignore_term": True}, rank1={"ignore_term": True})
+    kit.run("start")
+    boot, supervisor = kit.state().boot, kit.state().supervisor
+    shutil.rmtree(kit.state_folder)
+    wait_for(lambda: not supervisor.is_alive, 30)
+    assert processes.marked(boot) == []
+    done = kit.run("start")
+    assert done.code == 0, done.err
+
+
+def test_ctrl_c_in_a_second_start_leaves_the_first_alone(stub_kit: Make) -> None:
+    kit = stub_kit(rank0={"load_s": 4.0})
+    first, second = kit.begin("start"), None
+    state = kit.state_folder / "state.json"
+    wait_for(lambda: state.exists() and kit.state().phase == "load")
+    second = kit.begin("start")
+    assert second.stderr is not None
+    for line in second.stderr:
+        if "waiting for it" in line:
+            break
+    second.send_signal(signal.SIGINT)
+    second.communicate(timeout=30)
+    out, err = first.communicate(timeout=60)
+    assert (second.returncode, first.returncode) == (130, 0), err
+    assert "is LIVE" in out
+
+
+def test_a_frozen_api_is_not_called_live(stub_kit: Make) -> None:
+    kit = stub_kit()
+    kit.run("start")
+    processes.send(kit.rank(0, engine=False), signal.SIGSTOP)
+    done = kit.run("start")
+    assert done.code == 6 and "does not answer /health" in done.err
+    assert kit.run("status").code == 6
+
+
+def test_status_asks_the_port_that_the_boot_has(stub_kit: Make) -> None:
+    kit = stub_kit()
+    kit.run("start")
+    assert kit.run("status", "--set", "serve.port=1").code == 0
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "2>&1 | head -n 1"])
+def test_nobody_has_to_read_the_words(stub_kit: Make, where: str) -> None:
+    kit = stub_kit()
+    line = f"{shlex.join(kit.argv('start'))} {where}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], env=kit.env(), check=False)
+    assert done.returncode == 0
+    assert kit.chat()[0] == 200
+
+
+def test_a_result_that_cannot_be_written_is_said(stub_kit: Make) -> None:
+    kit = stub_kit()
+    line = f"{shlex.join(kit.argv('start'))} > /dev/full"
+    done = subprocess.run(
+        ["bash", "-c", line], env=kit.env(), check=False, stderr=subprocess.PIPE
+    )
+    assert done.returncode == 3 and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("what", ["boots", "state.json"])
+def test_foreign_things_in_the_state_folder(stub_kit: Make, what: str) -> None:
+    kit = stub_kit()
+    kit.state_folder.mkdir(parents=True)
+    if what == "boots":
+        (kit.state_folder / what).touch()
+    else:
+        (kit.state_folder / what).mkdir()
+    done = kit.run("start")
+    assert done.code in {3, 5} and "Traceback" not in done.err
+    assert kit.members() == []
+
+
 def test_stop_ends_what_a_dead_supervisor_left(stub_kit: Make) -> None:
     kit = stub_kit(rank1={"ignore_term": True})
     kit.run("start")
@@ -252,11 +359,14 @@ def test_a_reused_pid_is_never_killed(stub_kit: Make) -> None:
     bystander.wait()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": 3}', "\0\0"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": 3}', "\0\0", "wrong types"])
 def test_a_damaged_state_file_is_no_obstacle(stub_kit: Make, text: str) -> None:
     kit = stub_kit()
     kit.run("start")
-    (kit.state_folder / "state.json").write_text(text)
+    file = kit.state_folder / "state.json"
+    if text == "wrong types":
+        text = json.dumps({**json.loads(file.read_text()), "boot": ["a"]})
+    file.write_text(text)
     assert kit.run("stop").code == 0
     kit.assert_nothing_left()
     assert kit.run("start").code == 0

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from glmspark.backends import (
     UNIT_PROPERTIES,
+    Child,
     Launch,
     OwnBackend,
     SystemdBackend,
+    Unit,
     await_state,
     build_systemd_run,
     has_user_manager,
@@ -20,7 +22,7 @@ from glmspark.backends import (
     render_unit,
 )
 from glmspark.errors import CommandError
-from glmspark.runner import ProcessRunner
+from glmspark.runner import ProcessRunner, Result
 
 from tests.unit.test_runner import FakeRunner
 
@@ -134,8 +136,28 @@ def test_systemd_launches_through_the_runner(tmp_path: Path) -> None:
 def test_a_supervisor_that_says_nothing(tmp_path: Path) -> None:
     launch = Launch("pair", tmp_path, tmp_path / "state.json")
     launch.log.write_text("Traceback\nModuleNotFoundError: x\n")
+    alive = Child(subprocess.Popen(["sleep", "600"]))
     with pytest.raises(CommandError, match="ModuleNotFoundError: x"):
-        await_state(launch, "boot", limit_s=0.1)
+        await_state(launch, "boot", alive, limit_s=0.1)
+    alive.abort()
+    launch.log.unlink()
+    with pytest.raises(CommandError, match="did not come up: it left no word"):
+        await_state(launch, "boot", alive, limit_s=600)  # dead: no need to wait
+
+
+def test_a_unit_is_asked_for_and_stopped_by_name(tmp_path: Path) -> None:
+    runner = FakeRunner(Result(0, "", ""), Result(3, "", ""))
+    unit = Unit(runner, "glmspark-pair.service")
+    assert unit.is_alive() and not unit.is_alive()
+    unit.abort()
+    assert [command.argv[2] for command in runner.commands] == [
+        "is-active",
+        "is-active",
+        "stop",
+    ]
+    assert {command.argv[-1] for command in runner.commands} == {
+        "glmspark-pair.service"
+    }
 
 
 def test_a_failing_systemd_run_is_shown(

@@ -89,6 +89,48 @@ def test_debug_shows_where_an_error_was_raised(
         run(["config", "check", "none.toml"])
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["config", "check", "a" * 300],
+        ["status", "--set", "paths.state=/tmp/" + "a" * 300],
+        ["start", "--kit", "~nosuchuser/kit.toml"],
+        ["plan", "--set", "paths.state=~nosuchuser/x"],
+        ["plan", "--set", 'serve.name="a\\u0000b"'],
+        ["plan", "--set", "serve.port=" + "9" * 5000],
+    ],
+)
+def test_names_that_no_system_takes_are_configuration_errors(
+    argv: list[str], capsys: Capture
+) -> None:
+    assert run(argv) == 3
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("text", ["port = " + "9" * 5000, "a = " + "[" * 5000])
+def test_toml_that_no_parser_takes(text: str, capsys: Capture) -> None:
+    Path("kit.toml").write_text(text)
+    assert run(["config", "check"]) == 3
+    assert "is not valid TOML" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_used_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def fail(**_: object) -> None:
+        raise OSError(28, "No space left on device", "/x/state.json")
+
+    monkeypatch.setattr(cli_module.cli, "main", fail)
+    assert run([]) == 3
+    said = capsys.readouterr().err
+    assert "cannot use '/x/state.json': No space left on device" in said
+
+
+def test_a_wrong_command_gets_the_nearest_name(capsys: Capture) -> None:
+    assert run(["strat"]) == 2
+    assert "start" in capsys.readouterr().err
+
+
 def test_usage_errors_are_2(capsys: Capture) -> None:
     assert run(["no-such-command"]) == 2
     assert run(["start", "--no-such-option"]) == 2

@@ -95,6 +95,22 @@ def test_a_port_on_another_address_is_no_obstacle() -> None:
     assert found(other, "serve.host=0.0.0.0") == ["port.api"]
 
 
+@pytest.mark.parametrize(
+    ("listener", "host", "taken"),
+    [
+        ("::1", "127.0.0.1", False),
+        ("::1", "::1", True),
+        ("::1", "localhost", True),
+        ("::ffff:127.0.0.1", "127.0.0.1", True),
+        ("::", "127.0.0.1", True),
+        ("127.0.0.2", "127.0.0.1", False),
+    ],
+)
+def test_which_listener_is_in_the_way(listener: str, host: str, taken: bool) -> None:
+    facts = replace(HEALTHY, listeners=(Listener(listener, 8888, 7, "x"),))
+    assert found(facts, f"serve.host={host}") == (["port.api"] if taken else [])
+
+
 def test_a_strange_boot_is_not_ours() -> None:
     assert found(replace(HEALTHY, strays=(Stray(9, "boot-z", 0, "vllm"),))) == []
 

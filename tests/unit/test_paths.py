@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from glmspark.errors import CommandError, ConfigError
-from glmspark.locks import operation_lock
+from glmspark.locks import operation_lock, user_name
 from glmspark.paths import ensure_key, kit_paths, make_folder, read_key
 from glmspark.settings import load_settings
 
@@ -76,6 +76,28 @@ def test_an_empty_or_absent_key(tmp_path: Path) -> None:
         read_key(tmp_path / "none")
     with pytest.raises(ConfigError, match="cannot make the key file"):
         ensure_key(tmp_path / "none" / "key")
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "two words", "ünicode", "nul\0"])
+def test_a_key_that_no_header_can_carry(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "key"
+    file.touch(0o600)
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="more than one word of plain"):
+        read_key(file)
+
+
+def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert user_name().startswith("uid ")
+
+
+def test_a_path_of_no_user() -> None:
+    with pytest.raises(ConfigError, match="is ~nosuchuser/x"):
+        paths({"HOME": "/h"}, "paths.state=~nosuchuser/x")
 
 
 def test_a_lock_has_one_holder_who_is_named(tmp_path: Path) -> None:

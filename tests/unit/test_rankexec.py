@@ -54,6 +54,12 @@ def test_a_secret_whose_file_has_gone_is_said(tmp_path: Path) -> None:
 def test_shared_memory_of_a_rank_is_its_own(user: str) -> None:
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv to try both users")
+    readable = subprocess.run(
+        ["setpriv", "--reuid", user, "test", "-r", str(REPOSITORY / "python")],
+        check=False,
+    )
+    if readable.returncode != 0:
+        pytest.skip(f"user {user} cannot read this checkout")
     ids = ["--reuid", user, "--regid", user, "--clear-groups"]
     child = subprocess.Popen(
         ["setpriv", *ids, sys.executable, "-c", SHM, str(REPOSITORY / "python")],
@@ -76,8 +82,10 @@ class Libc:
 
     def __init__(self, refused: str) -> None:
         self.refused = refused
+        self.calls = 0
 
     def unshare(self, _flags: int) -> int:
+        self.calls += 1
         return -1 if self.refused == "unshare" else 0
 
     def mount(self, *_args: object) -> int:
@@ -89,6 +97,33 @@ def test_a_refusal_is_an_answer(refused: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert not private_shm(Libc(refused))  # type: ignore[arg-type]
     assert private_shm(Libc("nothing"))  # type: ignore[arg-type]
+
+
+def test_maps_that_are_refused_leave_this_process_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The namespace is given, its maps are not: only a child may find that out.
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+
+    def refuse(_path: Path, _text: str) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    libc = Libc("nothing")
+    assert not private_shm(libc)  # type: ignore[arg-type]
+    assert libc.calls == 0, "this process entered the namespace itself"
+
+
+def test_a_rank_whose_supervisor_has_gone_before_it_ends_at_once() -> None:
+    code = (
+        "import ctypes, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from glmspark.scene import die_with_parent\n"
+        "die_with_parent(ctypes.CDLL(None), int(sys.argv[2])); print('lives')"
+    )
+    for parent, said in ((os.getpid(), "lives\n"), (1, "")):
+        argv = [sys.executable, "-c", code, str(REPOSITORY / "python"), str(parent)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.returncode) == (said, 0 if said else 1)
 
 
 def test_a_rank_ends_when_its_parent_is_killed() -> None:

@@ -144,6 +144,8 @@ def test_an_unhealthy_engine_is_given_a_moment_not_for_ever() -> None:
 def test_an_api_that_cannot_be_asked_is_not_called_dead() -> None:
     watch = serving()
     assert watch.step(Observation(60, healthy=None)).phase is Phase.SERVING
+    failure = watch.step(Observation(130, healthy=None)).failure
+    assert failure is not None and "not answered /health for 127 s" in failure.message
 
 
 def test_the_watch_is_a_value() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from glmspark import __version__
-from glmspark.errors import ExitCode, GlmSparkError
+from glmspark.errors import ConfigError, ExitCode, GlmSparkError
 
 # command -> (module below glmspark.cli, one line of help). A module is imported when
 # its command runs, so that `--version` and `plan` do not pay for the others.
@@ -60,6 +61,19 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant; a wrong name gets the nearest one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not near or "?" in error.message:
+                raise
+            message = f"{error.message} Did you mean {near[0]!r}?"
+            raise click.UsageError(message, ctx) from error
+
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
@@ -106,10 +120,24 @@ def _failed(error: BaseException) -> int:
         case BrokenPipeError():  # the reader (`| head`) has gone: no failure of ours
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return ExitCode.DONE
-        case GlmSparkError() if os.environ.get("GLMSPARK_DEBUG") != "1":
+        case _ if os.environ.get("GLMSPARK_DEBUG") == "1":
+            raise error
+        case GlmSparkError():
             _report(error)
             return error.exit_code
+        case OSError():
+            _report(_unusable(error))
+            return ExitCode.CONFIG
     raise error
+
+
+def _unusable(error: OSError) -> ConfigError:
+    """A file, folder or stream that cannot be used, as a sentence."""
+    what = f"{error.filename!r}" if error.filename else "a file or stream"
+    return ConfigError(
+        f"cannot use {what}: {error.strerror or error}",
+        hint="GLMSPARK_DEBUG=1 shows where; paths.state and paths.cache name folders",
+    )
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -122,7 +150,7 @@ def run(argv: list[str] | None = None) -> int:
         result = cli.main(args=argv, prog_name="glmspark", standalone_mode=False)
     except (click.ClickException, click.Abort, click.exceptions.Exit) as error:
         return _failed(error)
-    except (GlmSparkError, KeyboardInterrupt, BrokenPipeError) as error:
+    except (GlmSparkError, KeyboardInterrupt, OSError) as error:
         return _failed(error)
     return result if isinstance(result, int) else ExitCode.DONE
 

@@ -36,13 +36,16 @@ def command(  # noqa: PLR0913 - one parameter an option
     settings = settings_of(kit, sets)
     folders = boot_folders(kit_paths(settings.kit).boots)
     if list_boots:
-        click.echo("\n".join(folder.name for folder in folders))
+        for folder in folders:
+            click.echo(folder.name)
         return
     folder = _pick(folders, boot)
     files = sorted(folder.glob(f"rank-{'*' if rank is None else rank}.log"))
     if not files:
+        which = "any rank" if rank is None else f"rank {rank}"
         raise ConfigError(
-            f"boot {folder.name} has no log of rank {rank}", hint="glmspark logs"
+            f"boot {folder.name} has no log of {which}",
+            hint=f"cat {folder}/supervisor.log" if rank is None else "glmspark logs",
         )
     tails = [Tail(file) for file in files]
     for tail in tails:

@@ -21,8 +21,9 @@ def command(kit: str | None, sets: tuple[str, ...], as_json: bool) -> int:  # no
     settings = settings_of(kit, sets)
     paths = kit_paths(settings.kit)
     serve = settings.kit.serve
-    api = Api(serve.host, serve.port, serve.name, api_url(settings.kit), "")
     state = read_state(paths.state_file)
+    configured = Api(serve.host, serve.port, serve.name, api_url(settings.kit), "")
+    api = state.api if state is not None and state.url else configured
     status = read_status(settings.kit, paths, state, api)
     if as_json:
         print_json(status.to_json())
