@@ -11,7 +11,7 @@ BOOTSTRAP := python=$$(PYTHON='$(PYTHON)' sh python/find-python) && \
 	"$$python" python/bootstrap.py
 
 .DEFAULT_GOAL := help
-.PHONY: help start stop restart status logs check check-full lint bench-start lock clean
+.PHONY: help start stop restart status logs check check-full lint bench-start bench-weights lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.* ## /  make \1\t/p' Makefile | expand -t 22
@@ -51,6 +51,10 @@ check-full: lint ## The tests that take longer too
 bench-start: ## What `start` adds to raw vLLM, as JSON
 	@$(BOOTSTRAP) check
 	@$(BIN)/python tests/bench/bench_start.py
+
+bench-weights: ## The weights store against rsync, openssl and the disk, as JSON
+	@$(BOOTSTRAP) check
+	@$(BIN)/python tests/bench/bench_weights.py
 
 lock: ## Resolve python/requirements/*.in anew (needs uv)
 	@python=$$(PYTHON='$(PYTHON)' sh python/find-python) && \

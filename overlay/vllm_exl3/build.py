@@ -92,6 +92,21 @@ def check_hash(path: Path, sha256: str) -> None:
         )
 
 
+def patches_in(folder: Path) -> list[Path]:
+    """The patches of a folder; ``Exl3ConfigError`` when it holds none.
+
+    An installed package has none beside it, and unpatched kernels would clamp SwiGLU
+    differently without a word.
+    """
+    found = sorted(folder.glob("*.patch"))
+    if not found:
+        raise Exl3ConfigError(
+            f"{folder} holds no patch for exllamav3",
+            hint="pass --patches with the folder overlay/exllamav3 of the sources",
+        )
+    return found
+
+
 def unpack(archive: Path, folder: Path, patches: list[Path]) -> Path:
     """The extension's source folder, patched; each patch must apply exactly."""
     with zipfile.ZipFile(archive) as file:
@@ -270,7 +285,7 @@ def main(argv: list[str] | None = None) -> int:
         archive = args.source or fetch(args.cache)
         check_hash(archive, json.loads(SOURCES.read_text())["sha256"])
         with tempfile.TemporaryDirectory() as folder:
-            patches = sorted(args.patches.glob("*.patch"))
+            patches = patches_in(args.patches)
             source = unpack(archive, Path(folder), patches)
             library = build(source, args.cache, args.out, tools, options)
     except Exl3Error as error:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from glmspark import nodeside
 from glmspark.checks import check_nodes, unreachable
 from glmspark.ending import without_ours
+from glmspark.fabric import carrier
 from glmspark.paths import KitPaths
 from glmspark.preflight import Finding, check_node
 from glmspark.remote import Remote, in_parallel
@@ -81,6 +82,17 @@ def hosts_of(kit: Kit) -> list[tuple[int, Node]]:
     return list(found.values())
 
 
+def with_netdevs(kit: Kit, views: Sequence[NodeView]) -> Kit:
+    """``kit`` with the device of each node that carries its fabric address today."""
+    held = {view.name: carrier(view.fabric, view.address) for view in views}
+    nodes = []
+    for node in kit.nodes:
+        device = held.get(node.name)
+        found = {"netdev": device.name} if device and not node.netdev else {}
+        nodes.append(node.model_copy(update=found))
+    return kit.model_copy(update={"nodes": tuple(nodes)})
+
+
 @dataclass(frozen=True)
 class Examination:
     """The nodes that answered, and everything that was found."""
@@ -113,7 +125,10 @@ def look_at_all(
 
 def _node_findings(kit: Kit, view: NodeView, boots: set[str]) -> list[Finding]:
     """The checks of one node; API and rendezvous are ports of the head alone."""
-    facts = without_ours(view.facts, boots) if view.rank == 0 else view.facts
+    strays = tuple(one for one in view.facts.strays if one.boot not in boots)
+    facts = replace(view.facts, strays=strays)
+    if view.rank == 0:  # the memory of these processes can be read here alone
+        facts = without_ours(view.facts, boots)
     found = check_node(kit, view.name, facts, boots)
     return [one for one in found if view.rank == 0 or not one.check.startswith("port.")]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
 from glmspark.errors import IntegrityError
@@ -81,6 +80,8 @@ def site_packages(program: Sequence[str]) -> list[str]:
 
 def engine_versions(folders: Sequence[str]) -> Fingerprint:
     """Versions of the packages that matter, and vLLM's plugins, without importing."""
+    from importlib import metadata  # slow, and no part of a look at a bare node
+
     found: Fingerprint = {}
     plugins = []
     for dist in metadata.distributions(path=list(folders)):

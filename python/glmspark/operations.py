@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from glmspark.boot import (
     stale_boots,
 )
 from glmspark.console import Narrator
+from glmspark.doctor import Examination, asker, examine, with_netdevs
 from glmspark.ending import boot_names, end_kit, without_ours
 from glmspark.engine import engine_paths, engine_python
 from glmspark.errors import (
@@ -33,10 +32,12 @@ from glmspark.errors import (
     NotReadyError,
 )
 from glmspark.facts import Roots, probe, read_listeners
+from glmspark.guards import require_head, uninterrupted
 from glmspark.locks import operation_lock
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
 from glmspark.plan import Action, Goal, Plan, Step, api_url, build_plan
 from glmspark.preflight import Finding, check_node, check_waivers, report
+from glmspark.remoterank import end_remote, write_access
 from glmspark.runner import Command, Runner, check
 from glmspark.schema import Kit
 
@@ -51,43 +52,6 @@ _ERRORS: Mapping[int, type[GlmSparkError]] = {
     ExitCode.NOT_READY: NotReadyError,
     ExitCode.INTEGRITY: IntegrityError,
 }
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back for the length of the block.
-
-    By handlers, not by a signal mask: programs started in the block would inherit the
-    mask and could never be asked to stop.
-    """
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda n, _frame: came.append(n))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came:
-        raise KeyboardInterrupt
-
-
-def require_local(kit: Kit) -> None:
-    """See that every rank runs on this machine.
-
-    Raises:
-        ConfigError: a node is reached by ssh, which this version can plan only.
-    """
-    remote = [node for node in kit.nodes if node.ssh != "local"]
-    if remote:
-        raise ConfigError(
-            f"node {remote[0].name} is reached by ssh ({remote[0].ssh}); "
-            "this version plans such a kit and does not start it yet",
-            hint="glmspark plan shows the command of each rank",
-            node=remote[0].name,
-        )
 
 
 @dataclass(frozen=True)
@@ -110,6 +74,7 @@ class Operator:
         self.paths: KitPaths = kit_paths(kit)
         self.engine = engine_paths(kit, self.paths)
         self.waived: tuple[Finding, ...] = ()
+        self.seen: Examination | None = None
 
     @property
     def backend(self) -> Backend:
@@ -156,7 +121,8 @@ class Operator:
 
     def _bring_up(self, goal: Goal, waive: tuple[str, ...]) -> Outcome:
         check_waivers(waive)
-        require_local(self.kit)
+        require_head(self.kit)
+        self._survey(waive)
         plan = self.plan(goal)
         began_s = time.monotonic()
         make_folder(self.paths.state, "paths.state")
@@ -169,6 +135,22 @@ class Operator:
         if state is not None:
             return self._attach(state, plan)
         return self._ready(self.state(), began_s)
+
+    @property
+    def _is_spread(self) -> bool:
+        """Whether some rank runs on another machine."""
+        return any(node.ssh != "local" for node in self.kit.nodes)
+
+    def _survey(self, waive: tuple[str, ...]) -> None:
+        """Look at all hosts of a spread kit; their devices are part of the plan."""
+        if not self._is_spread:
+            return
+        self.narrator.busy("look at every node")
+        ask, boots = asker(self.kit, self.paths), boot_names(self.paths)
+        self.seen = examine(self.kit, ask, self.engine.program, boots)
+        self.kit = with_netdevs(self.kit, self.seen.views)
+        if len(self.seen.views) < len(self.kit.nodes):
+            report(list(self.seen.findings), waive)
 
     def _attach(self, state: State, plan: Plan) -> Outcome:
         if state.digest != plan.digest:
@@ -195,13 +177,20 @@ class Operator:
 
     def _check(self, step: Step, waive: tuple[str, ...]) -> None:
         """Check a node as it will be when the kit's own old ranks have ended."""
+        if self.seen is not None:
+            self._judge(report(list(self.seen.findings), waive), step.node)
+            return
         facts = probe(self.paths, self.engine.program)
         facts = without_ours(facts, boot_names(self.paths))
-        waived = report(check_node(self.kit, step.node, facts), waive)
+        self._judge(report(check_node(self.kit, step.node, facts), waive), step.node)
+
+    def _judge(self, waived: list[Finding], node: str) -> None:
+        """Say what was waived for ``node``, and that nothing else is in the way."""
+        waived = [finding for finding in waived if finding.node == node]
         for finding in waived:
             self.narrator.note(f"waived: {finding.line()}")
         self.waived += tuple(waived)
-        self.narrator.say(f"{step.node}: checked, nothing in the way")
+        self.narrator.say(f"{node}: checked, nothing in the way")
 
     def _model(self, _step: Step) -> None:
         here = str(Path(__file__).parents[1])
@@ -219,7 +208,11 @@ class Operator:
 
     def _end(self) -> bool:
         with uninterrupted():
-            return end_kit(self.paths, self.backend, self.kit.timeouts.stop_s)
+            ended = end_kit(self.paths, self.backend, self.kit.timeouts.stop_s)
+            boots = sorted(boot_names(self.paths))
+            if self._is_spread and boots:
+                end_remote(self.kit, self.paths, boots)
+            return ended
 
     def _launch(self, plan: Plan) -> None:
         """Start the supervisor, over whatever a dead one has left of this kit."""
@@ -228,6 +221,7 @@ class Operator:
         folder = self._new_boot_folder()
         boot = self._boot(folder.name, plan)
         boot.write(folder)
+        write_access(folder, self.kit, self.paths)
         launch = Launch(
             self.kit.name, folder, self.paths.state_file, self.kit.engine.uses_gpu
         )

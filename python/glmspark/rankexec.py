@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,12 +13,7 @@ from glmspark.boot import Boot
 from glmspark.errors import ConfigError
 from glmspark.paths import read_key
 from glmspark.ranks import RankSpec, scrub
-
-PR_SET_PDEATHSIG = 1
-CLONE_NEWNS = 0x00020000
-CLONE_NEWUSER = 0x10000000
-MS_NOSUID_NODEV = 2 | 4
-MS_REC_PRIVATE = 0x4000 | (1 << 18)
+from glmspark.scene import die_with_parent, private_shm
 
 
 def fingerprint_file(folder: Path, rank: int) -> Path:
@@ -43,32 +38,6 @@ def rank_env(spec: RankSpec, environ: Mapping[str, str]) -> dict[str, str]:
     for marker in ("GLMSPARK_BOOT", "GLMSPARK_RANK"):
         env[marker] = environ[marker]
     return env
-
-
-def die_with_parent(libc: ctypes.CDLL) -> None:
-    """Ask the kernel to end this process when the supervisor ends, however it does."""
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-def private_shm(libc: ctypes.CDLL) -> bool:
-    """Give this process a /dev/shm of its own; False where the kernel refuses.
-
-    A killed engine leaves shared-memory files behind (24 to 160 MiB each); in a mount
-    namespace of its own they go with the last process. Without root, a user namespace
-    with this very user in it allows the mount.
-    """
-    uid, gid = os.getuid(), os.getgid()
-    flags = CLONE_NEWNS if uid == 0 else CLONE_NEWNS | CLONE_NEWUSER
-    if libc.unshare(flags) != 0:
-        return False
-    if uid != 0:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-    if libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None) != 0:
-        return False
-    mounted = libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", MS_NOSUID_NODEV, b"mode=1777")
-    return bool(mounted == 0)
 
 
 def hold_view(model: Path) -> None:
@@ -97,6 +66,10 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
         raise ConfigError(f"boot {boot.name} has no rank {rank}")
     libc = ctypes.CDLL(None, use_errno=True)
     die_with_parent(libc)
+    if spec.host != "local":
+        from glmspark.remoterank import relay
+
+        sys.exit(relay(folder, boot, spec))
     serve = spec.argv.index("serve")
     hold_view(Path(spec.argv[serve + 1]))
     stated = fingerprint.take(

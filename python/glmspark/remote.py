@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -98,8 +99,7 @@ class Remote:
             RemoteError: with the reason: unknown, changed, denied, no answer.
         """
         control = ["-S", str(self.socket)]
-        check = ["ssh", *self.options(), *control, "-O", "check", "--", self.target]
-        if run_ssh(check, CONNECT_S).code == 0:
+        if _listens(self.socket):
             return
         master = ["-f", "-N", "-M", *control, f"-oControlPersist={PERSIST_S}"]
         # Authentication has no time-out of its own in the client.
@@ -175,6 +175,16 @@ class Remote:
             name, _, value = line.partition(" ")
             found.setdefault(name, []).append(value)
         return found
+
+
+def _listens(path: Path) -> bool:
+    """Whether a connection's master still listens on its socket."""
+    with socket.socket(socket.AF_UNIX) as wire:
+        try:
+            wire.connect(str(path))
+        except OSError:
+            return False
+        return True
 
 
 @dataclass(frozen=True)

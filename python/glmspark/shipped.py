@@ -26,11 +26,13 @@ MODULES = (
     "facts",
     "fingerprint",
     "hostfacts",
+    "leash",
     "netlink",
     "nodeside",
     "paths",
     "processes",
     "reach",
+    "scene",
 )
 OLDEST_PYTHON = (3, 11)
 NO_PYTHON = 97
@@ -53,7 +55,11 @@ PYTHONS = (
 # `read` takes single bytes, so what follows the first line is left for Python.
 REMOTE_COMMAND = "exec sh -c 'IFS= read -r line && eval \"$line\"'"
 
-_START = "import sys,json;call=json.load(sys.stdin);exec(call['loader'],{'call':call})"
+# A line, not all of the input: what follows may be the head's lease (glmspark.leash).
+_START = (
+    "import sys,json;call=json.loads(sys.stdin.readline());"
+    "exec(call['loader'],{'call':call})"
+)
 
 # Must run on any Python 3, to be able to say that it is too old.
 _LOADER = """
@@ -117,7 +123,7 @@ class Call:
             "arguments": dict(self.arguments),
             "marker": self.marker,
         }
-        return python_line(pythons) + "\n" + json.dumps(call)
+        return python_line(pythons) + "\n" + json.dumps(call) + "\n"
 
 
 def python_line(pythons: Sequence[str] = ()) -> str:
@@ -128,8 +134,8 @@ def python_line(pythons: Sequence[str] = ()) -> str:
     return (
         f"for p in {' '.join(places)}; do "
         'command -v "$p" >/dev/null 2>&1 || continue; '
-        f'"$p" -I -c {quote([test])} </dev/null >/dev/null 2>&1 || continue; '
-        f'exec "$p" -I -B -c {quote([_START])}; done; '
+        f'"$p" -I -S -c {quote([test])} </dev/null >/dev/null 2>&1 || continue; '
+        f'exec "$p" -I -S -B -c {quote([_START])}; done; '
         f'echo "no Python {major}.{minor} or newer; login shell ${{SHELL:-unknown}}, '
         f'PATH $PATH" >&2; exit {NO_PYTHON}'
     )

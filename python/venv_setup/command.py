@@ -40,7 +40,7 @@ def set_up(checkout: Checkout, mode: Mode) -> None:
     """Bring the environment to what ``mode`` needs; raises GlmSparkError."""
     if decide(checkout, mode) is Action.NOTHING:
         return
-    machine.check_python()
+    machine.check_system()
     machine.check_folder(checkout.root)
     with locked(checkout) as lock:
         action = decide(checkout, mode)

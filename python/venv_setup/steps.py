@@ -91,7 +91,7 @@ def create(checkout: Checkout, lock: int) -> None:
         shutil.rmtree(checkout.venv, ignore_errors=True)
         raise CommandError(
             f"{sys.executable} -m venv ended with status {status}:\n{tail}",
-            hint=machine.venv_hint(sys.executable, sys.version_info[:2], os.geteuid()),
+            hint=machine.system_hint(sys.executable, ["venv"], [], os.geteuid()),
         )
 
 

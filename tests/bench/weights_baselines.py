@@ -152,6 +152,18 @@ def openssl(path: Path) -> float:
     return path.stat().st_size / timed(["openssl", "dgst", "-sha256", str(path)])
 
 
+def openssl_parallel(path: Path, streams: int) -> float:
+    """Bytes a second of ``streams`` such processes at once: what the cores can do."""
+    argv = ["openssl", "dgst", "-sha256", str(path)]
+    started = time.perf_counter()
+    running = [
+        subprocess.Popen(argv, stdout=subprocess.DEVNULL) for _ in range(streams)
+    ]
+    for process in running:
+        process.wait()
+    return streams * path.stat().st_size / (time.perf_counter() - started)
+
+
 if __name__ == "__main__":
     role, folder, host, *more = sys.argv[1:]
     if role == "serve":

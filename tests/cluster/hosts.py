@@ -92,7 +92,9 @@ class Sshd:
         ]
         config = self.folder / "sshd_config"
         config.write_text("\n".join(lines) + "\n")
-        inside = ["ip", "netns", "exec", self.netns] if self.netns else []
+        # Processes of its own, too: a host must not see another one's.
+        apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+        inside = ["ip", "netns", "exec", self.netns, *apart] if self.netns else []
         log = (self.folder / "log").open("ab")
         self.process = subprocess.Popen(
             [*inside, SSHD, "-D", "-e", "-f", str(config)],
@@ -191,13 +193,17 @@ class Host:
         assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
         return done
 
-    def kill_all(self) -> None:
-        """Kill every process in the namespace."""
+    def pids(self) -> list[int]:
+        """Every process in the namespace, by its pid outside."""
         argv = ["ip", "netns", "pids", self.netns]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        for pid in done.stdout.split():
+        return [int(pid) for pid in done.stdout.split()]
+
+    def kill_all(self) -> None:
+        """Kill every process in the namespace."""
+        for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
         self.kill_all()

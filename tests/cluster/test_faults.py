@@ -39,6 +39,7 @@ def stranger(port: int) -> Iterator[int]:
         child.communicate()
 
 
+@pytest.mark.cases(91)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_rank_that_ends_while_starting(stub_kit: Make, rank: int, code: int) -> None:
@@ -60,6 +61,7 @@ def test_a_rank_that_ends_while_starting(stub_kit: Make, rank: int, code: int) -
     assert kit.run("start").code == 0
 
 
+@pytest.mark.cases(90)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("engine", [True, False], ids=["engine", "main"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -91,6 +93,7 @@ def test_a_dead_supervisor_leaves_no_kit_that_cannot_start(stub_kit: Make) -> No
     assert {one.boot for one in kit.members()} == {kit.state().boot} != {first}
 
 
+@pytest.mark.cases(87)
 def test_stop_ends_what_a_dead_supervisor_left(stub_kit: Make) -> None:
     kit = stub_kit(rank1={"ignore_term": True})
     kit.run("start")
@@ -116,6 +119,7 @@ def test_stop_wins_against_a_supervisor_that_hangs(stub_kit: Make) -> None:
     kit.assert_nothing_left()
 
 
+@pytest.mark.cases(99)
 @pytest.mark.parametrize("which", ["api", "master"])
 def test_a_taken_port_is_found_before_anything_starts(
     stub_kit: Make, which: str
@@ -137,6 +141,7 @@ def test_a_waiver_must_name_a_check(stub_kit: Make) -> None:
     assert done.code == 3 and "checks: " in done.err
 
 
+@pytest.mark.cases(99)
 def test_a_stranger_on_the_master_port_does_not_hang_the_start(stub_kit: Make) -> None:
     # As with vLLM: the worker connects to the stranger and waits; the head cannot bind.
     kit = stub_kit({"timeouts.stall_s": "3"})
@@ -149,6 +154,7 @@ def test_a_stranger_on_the_master_port_does_not_hang_the_start(stub_kit: Make) -
     assert kit.members() == []
 
 
+@pytest.mark.cases(101)
 def test_a_rank_that_never_joins_runs_into_the_stall_limit(stub_kit: Make) -> None:
     kit = stub_kit({"timeouts.stall_s": "2"}, rank1={"mute": True})
     done = kit.run("start")
@@ -158,6 +164,7 @@ def test_a_rank_that_never_joins_runs_into_the_stall_limit(stub_kit: Make) -> No
     kit.assert_nothing_left()
 
 
+@pytest.mark.cases(83, 90)
 def test_an_api_without_answers_is_not_announced(stub_kit: Make) -> None:
     kit = stub_kit(rank0={"reply": ""})
     done = kit.run("start")

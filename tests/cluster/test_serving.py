@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from glmspark import processes
 
 from tests.cluster.kits import TestKit
@@ -14,6 +15,7 @@ from tests.cluster.kits import TestKit
 Make = Callable[..., TestKit]
 
 
+@pytest.mark.cases(94)
 def test_start_serves_and_stop_proves_itself(stub_kit: Make) -> None:
     kit = stub_kit()
     done = kit.run("start")
@@ -76,6 +78,7 @@ def test_a_changed_setting_is_named_and_applied_by_restart(stub_kit: Make) -> No
     assert kit.chat()[0] == 200
 
 
+@pytest.mark.cases(107)
 def test_a_bad_setting_leaves_the_running_kit_alone(stub_kit: Make) -> None:
     kit = stub_kit()
     kit.run("start")
@@ -85,6 +88,7 @@ def test_a_bad_setting_leaves_the_running_kit_alone(stub_kit: Make) -> None:
     assert kit.chat()[0] == 200
 
 
+@pytest.mark.cases(133, 134)
 def test_the_key_is_asked_for_and_seen_nowhere(stub_kit: Make) -> None:
     kit = stub_kit({"auth.mode": '"key"'})
     planned = kit.run("plan").out
@@ -111,6 +115,7 @@ def test_the_key_is_asked_for_and_seen_nowhere(stub_kit: Make) -> None:
     assert (first, file.read_text().strip()) == (0, key)
 
 
+@pytest.mark.cases(104)
 def test_ten_boots_are_kept(stub_kit: Make) -> None:
     kit = stub_kit()
     for number in range(11):

@@ -1,7 +1,8 @@
 """Real vLLM on a GPU: an EXL3 checkpoint against its bf16 twin; JSON on stdout.
 
 Run where vLLM, this plugin and its kernels are importable; it makes its own tiny
-Glm4Moe. ``python -m tests.gpu.engine_exl3 FOLDER``: eager, then with CUDA graphs.
+Glm4Moe. ``python -m tests.gpu.engine_exl3 FOLDER``: over two GPUs if there are two,
+then on one, eager and with CUDA graphs.
 """
 
 from __future__ import annotations
@@ -15,11 +16,19 @@ from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
+import torch
 from vllm_exl3 import loopback
 
 from tests.overlay import exl3_engine, exl3_model
 
 MODES: dict[str, dict[str, Any]] = {
+    # First, while this process has not touched a GPU; left out on one GPU.
+    "tp2": {
+        "enforce_eager": True,
+        "tensor_parallel_size": 2,
+        "distributed_executor_backend": "mp",
+        "disable_custom_all_reduce": True,
+    },
     "eager": {"enforce_eager": True},
     "graphs": {
         "enforce_eager": False,
@@ -64,6 +73,9 @@ def main() -> None:
     source = exl3_model.make_bf16(folder / "source")
     loopback.make(source, folder / "exl3", folder / "twin")
     for name, engine in MODES.items():
+        if engine.get("tensor_parallel_size", 1) > torch.cuda.device_count():
+            sys.stderr.write(f"{name}: skipped, it needs two GPUs\n")
+            continue
         try:
             result = compare(folder, engine)
         except Exception as error:  # noqa: BLE001 (it is the answer)

@@ -48,10 +48,11 @@ def make_call(
     dtype: torch.dtype = torch.float16,
     experts: int = EXPERTS,
     seed: int = 1,
+    hidden: int = HIDDEN,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(x, weights, ids): normal rows, distinct choices, weights that sum to 1."""
     torch.manual_seed(seed)
-    x = torch.randn(tokens, HIDDEN, device="cuda").to(dtype)
+    x = torch.randn(tokens, hidden, device="cuda").to(dtype)
     scores = torch.rand(tokens, experts, device="cuda")
     weights, ids = scores.topk(TOP_K, dim=-1)
     return x, weights / weights.sum(-1, keepdim=True), ids.int()

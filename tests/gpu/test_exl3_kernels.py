@@ -66,6 +66,22 @@ def test_grouped_against_float64(
     assert case.error(out, case.answer(experts, x, weights, ids)) <= BOUND
 
 
+@pytest.mark.parametrize(("hidden", "width"), [(256, 128), (256, 256), (4096, 512)])
+@pytest.mark.parametrize(
+    ("tokens", "coop_tokens"), [(2, 32), (3, 0), (62, 0), (900, 0)]
+)
+def test_other_widths(
+    hidden: int, width: int, tokens: int, coop_tokens: int, tiers: Any
+) -> None:
+    """What two, four and eight ranks hold, and shorter loops than the pipeline."""
+    tiers(own(coop_tokens))
+    small = case.make_experts(16, hidden, width)
+    small.reserve(900)
+    x, weights, ids = case.make_call(tokens, experts=16, hidden=hidden)
+    out = small.forward(x, weights, ids)
+    assert case.error(out, case.answer(small, x, weights, ids)) <= BOUND
+
+
 @pytest.mark.parametrize("tile", dispatch.ROW_TILES)
 def test_every_row_tile(experts: cuda.CudaExperts, tile: int) -> None:
     x, weights, ids = case.make_call(300)

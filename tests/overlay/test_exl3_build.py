@@ -73,6 +73,12 @@ def test_a_patch_that_drifted_fails(source: Path, tmp_path: Path) -> None:
         build.unpack(source, tmp_path / "source", [drifted])
 
 
+def test_an_unpatched_build_is_refused(tmp_path: Path) -> None:
+    assert build.patches_in(REPO / "overlay/exllamav3") == PATCHES
+    with pytest.raises(Exl3ConfigError, match="holds no patch for exllamav3"):
+        build.patches_in(tmp_path)
+
+
 def test_bad_arch_lists_are_refused() -> None:
     assert build.toolchain("nvcc", "12.1a;9.0a").gencode() == [
         "-gencode=arch=compute_121a,code=sm_121a",

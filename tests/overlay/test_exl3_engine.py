@@ -45,14 +45,33 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def twin(checkpoints: Path, run_engine: Engine) -> Answers:
     """The answers of (EXL3, bf16 twin, other experts), one after the other."""
-    models = [checkpoints / name for name in ("exl3", "twin", "source")]
-    return run_engine(models, ONE_PROCESS)
+    names = ("exl3", "twin", "source", "drafting")
+    add_draft_layer(checkpoints)
+    return run_engine([checkpoints / name for name in names], ONE_PROCESS)
+
+
+def add_draft_layer(checkpoints: Path) -> None:
+    """``drafting``: the EXL3 model with a next-token layer behind its last one."""
+    folder = checkpoints / "drafting"
+    shutil.copytree(checkpoints / "exl3", folder)
+    content = dict(stfile.tensors(folder))
+    last, extra = "model.layers.2.", "model.layers.3."
+    behind = {n.replace(last, extra): t for n, t in content.items() if last in n}
+    stfile.write(folder / "model.safetensors", content | behind)
+    config = json.loads((folder / "config.json").read_text())
+    config["num_nextn_predict_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def test_one_process_equals_the_twin(twin: Answers) -> None:
     assert gap(twin[0], twin[1]) <= GAP
     assert len({tuple(t) for t in twin[1]["tokens"]}) == 3
     assert all(len(set(t)) > 3 for t in twin[1]["tokens"])
+
+
+def test_a_draft_layer_that_is_not_used_is_no_error(twin: Answers) -> None:
+    """Its experts are in the checkpoint, but no such layer is built."""
+    assert gap(twin[3], twin[0]) == 0
 
 
 def test_two_ranks_equal_the_twin(

@@ -48,20 +48,48 @@ def test_a_python_without_venv_or_ensurepip_is_refused(
         "find_spec",
         lambda name: None if name == module else present(name),
     )
-    with pytest.raises(ConfigError, match=f"has no module {module}"):
-        machine.check_python()
+    monkeypatch.setattr(machine, "LIBRARIES", {})
+    with pytest.raises(ConfigError, match=f"on this machine lacks {module}$"):
+        machine.check_system()
+
+
+def test_all_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(machine, "LIBRARIES", {"libnowhere.so.9": "libnowhere9"})
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    with pytest.raises(ConfigError, match="lacks venv, ensurepip, libno") as refused:
+        machine.check_system()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    install = f"apt-get install python{version}-venv libnowhere9"
+    assert refused.value.hint.removeprefix("sudo ") == install
+
+
+def test_a_machine_that_has_all_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "LIBRARIES", {"libc.so.6": "libc6"})
+    machine.check_system()
 
 
 @pytest.mark.parametrize(
-    ("executable", "user", "hint"),
+    ("executable", "modules", "libraries", "user", "hint"),
     [
-        ("/usr/bin/python3", 1000, "sudo apt-get install python3.12-venv"),
-        ("/usr/bin/python3", 0, "apt-get install python3.12-venv"),
-        ("/opt/python", 0, "name a complete Python: make PYTHON=/usr/bin/python3 ..."),
+        ("/usr/bin/python3", ["venv"], [], 1000, "sudo apt-get install {python}-venv"),
+        ("/usr/bin/python3", ["venv"], [], 0, "apt-get install {python}-venv"),
+        ("/opt/python", [], ["libnuma.so.1"], 0, "apt-get install libnuma1"),
+        (
+            "/opt/python",
+            ["ensurepip"],
+            ["libnuma.so.1"],
+            0,
+            "name a complete Python: make PYTHON=/usr/bin/python3 ...",
+        ),
     ],
 )
-def test_the_hint_names_the_very_package(executable: str, user: int, hint: str) -> None:
-    assert machine.venv_hint(executable, (3, 12), user) == hint
+def test_the_hint_names_the_very_packages(
+    executable: str, modules: list[str], libraries: list[str], user: int, hint: str
+) -> None:
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    said = machine.system_hint(executable, modules, libraries, user)
+    assert said == hint.format(python=python)
 
 
 def test_a_folder_that_cannot_be_written_is_refused() -> None:

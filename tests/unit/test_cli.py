@@ -168,13 +168,23 @@ def test_node_probe(capsys: Capture) -> None:
     assert capsys.readouterr().out.startswith("hostname ")
 
 
-def test_remote_nodes_are_planned_and_not_started(capsys: Capture) -> None:
+def test_a_node_that_cannot_be_asked_keeps_the_kit_from_starting(
+    capsys: Capture,
+) -> None:
     node = "{ name = '%s', ssh = '%s', fabric = '10.0.0.%d', netdev = 'e' }"
-    nodes = f"nodes = [{node % ('a', 'local', 1)}, {node % ('b', 'me@b', 2)}]\n"
+    nodes = f"nodes = [{node % ('a', 'local', 1)}, {node % ('b', 'me@b.invalid', 2)}]\n"
     Path("kit.toml").write_text("topology = 'tp2'\nengine = 'stub'\n" + nodes)
     assert run(["plan"]) == 0
+    assert run(["start"]) == 4
+    assert "[b] node.reach: the name b.invalid is not known" in capsys.readouterr().err
+
+
+def test_ranks_are_started_from_the_head(capsys: Capture) -> None:
+    node = "{ name = '%s', ssh = '%s', fabric = '10.0.0.%d', netdev = 'e' }"
+    nodes = f"nodes = [{node % ('a', 'me@a', 1)}, {node % ('b', 'local', 2)}]\n"
+    Path("kit.toml").write_text("topology = 'tp2'\nengine = 'stub'\n" + nodes)
     assert run(["start"]) == 3
-    assert "[b] node b is reached by ssh (me@b)" in capsys.readouterr().err
+    assert "[a] the head a is reached by ssh (me@a)" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_is_no_failure() -> None:

@@ -70,6 +70,7 @@ def test_workers_are_launched_first_and_the_head_last() -> None:
     assert [step.detail["rank"] for step in launches] == [1, 0]
 
 
+@pytest.mark.cases(110)
 def test_shape_is_the_same_on_every_rank_and_stands_in_argv() -> None:
     first, second = make().ranks
     assert first.shape == second.shape
@@ -86,6 +87,7 @@ def test_only_the_address_differs_in_the_environment() -> None:
     assert unlike == {"VLLM_HOST_IP"}
 
 
+@pytest.mark.cases(134)
 def test_the_key_is_named_by_file_only_and_only_on_the_head(tmp_path: Path) -> None:
     plan = make(kit=two_hosts(tmp_path))
     assert [rank.secrets for rank in plan.ranks] == [{"VLLM_API_KEY": "/k/key"}, {}]
@@ -118,6 +120,7 @@ def test_gb10_is_not_rendered_from_guesses(tmp_path: Path) -> None:
         render_ranks(kit, PATHS)
 
 
+@pytest.mark.cases(2, 111)
 def test_inherited_variables_that_would_steer_a_rank_are_dropped() -> None:
     dropped = {
         "NCCL_SOCKET_IFNAME": "eth9",

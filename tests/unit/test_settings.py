@@ -44,6 +44,7 @@ def test_without_a_kit_it_is_the_loopback_kit() -> None:
     assert not kit.needs_key
 
 
+@pytest.mark.cases(111)
 def test_order_command_line_environment_file_topology_default(tmp_path: Path) -> None:
     text = "[serve]\nport = 1001\nmax_num_seqs = 2\nname = 'file'\n"
     settings = load_settings(
@@ -88,6 +89,7 @@ def test_bom_and_crlf_are_fine(tmp_path: Path) -> None:
     assert load_settings(str(path), environ={}).kit.serve.port == 9000
 
 
+@pytest.mark.cases(113)
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
@@ -142,6 +144,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
         load_settings(str(path), environ={})
 
 
+@pytest.mark.cases(111)
 def test_unknown_variables_are_errors_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="did you mean GLMSPARK_SERVE_PORT"):
         load_settings(environ={"HOME": "/x", "GLMSPARK_SERVE_PROT": "1"})
@@ -153,6 +156,7 @@ def test_bad_set_flags(pair: str) -> None:
         load_settings(sets=(pair,), environ={"HOME": "/x"})
 
 
+@pytest.mark.cases(133)
 def test_a_kit_on_another_address_needs_a_key() -> None:
     sets = ("serve.host=0.0.0.0",)
     assert load_settings(sets=sets, environ={"HOME": "/x"}).kit.needs_key

@@ -34,6 +34,7 @@ def test_a_healthy_boot_goes_through_its_phases() -> None:
     assert serving().step(Observation(9999, healthy=True)).phase is Phase.SERVING
 
 
+@pytest.mark.cases(91)
 @pytest.mark.parametrize("how", ["exit status 0", "killed by SIGKILL"])
 @pytest.mark.parametrize("make", [begin, loading, serving])
 def test_any_exit_is_a_failure_even_status_0(make: object, how: str) -> None:
@@ -96,6 +97,7 @@ def test_a_silent_rank_at_launch() -> None:
     assert watch.failure.exit_code == ExitCode.NOT_READY
 
 
+@pytest.mark.cases(101)
 def test_progress_extends_the_time_to_load_up_to_the_bound() -> None:
     watch = loading()
     for now in range(10, 100, 10):

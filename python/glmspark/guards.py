@@ -1,0 +1,54 @@
+"""What holds around an operation: no interruption half-way, and a head to run it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from glmspark.errors import ConfigError
+from glmspark.schema import Kit, Runtime
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back for the length of the block.
+
+    By handlers, not by a signal mask: programs started in the block would inherit the
+    mask and could never be asked to stop.
+    """
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda n, _frame: came.append(n))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+def require_head(kit: Kit) -> None:
+    """See that the head is this machine, and the others can be started from here.
+
+    Raises:
+        ConfigError: the head is reached by ssh, or the runtime is for one machine.
+    """
+    head, *others = kit.nodes
+    remote = [node for node in others if node.ssh != "local"]
+    if head.ssh != "local":
+        raise ConfigError(
+            f"the head {head.name} is reached by ssh ({head.ssh}); ranks are started "
+            "from the head itself",
+            hint=f'run this on {head.name}, with ssh = "local" for it in kit.toml',
+            node=head.name,
+        )
+    if remote and kit.runtime is not Runtime.VENV:
+        raise ConfigError(
+            f"runtime {kit.runtime} cannot be started on {remote[0].name} yet",
+            hint="glmspark plan shows the command of each rank",
+            node=remote[0].name,
+        )
