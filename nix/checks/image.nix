@@ -30,6 +30,12 @@ runCommand "check-image"
     jq -e '.architecture == "${if stdenv.hostPlatform.isAarch64 then "arm64" else "amd64"}"' config.json
     jq -e '.rootfs.diff_ids | length <= 100' config.json
     jq -e '[.config.Env[] | select(test("KEY|TOKEN|SECRET"))] == []' config.json
+    # its user can write to the folders of state and cache
+    top=$(tar -xOf first.tar manifest.json | jq -r '.[0].Layers[-1]')
+    tar -xOf first.tar "$top" | tar -tvf - > files
+    for folder in var/lib/glmspark var/cache/glmspark tmp; do
+      grep -E "^drwxrwxrwt .* (\./)?$folder/?$" files
+    done
     skopeo --insecure-policy --tmpdir "$TMPDIR" copy --quiet docker-archive:first.tar oci:oci:check
     skopeo --insecure-policy --tmpdir "$TMPDIR" inspect --raw oci:oci:check | jq -e '.layers | length > 3'
     sha256sum first.tar > $out

@@ -42,9 +42,11 @@
         installPhase = "python3 ${./image.py} conf $NIX_ATTRS_JSON_FILE $out";
       };
       custom = runCommand "${baseNameOf name}-customisation" { } ''
-        mkdir $out
-        cd $out
+        # an archive, as in nixpkgs: the store would take the folders' modes away
+        mkdir root
+        cd root
         ${extraCommands}
+        tar --sort=name --mtime=@1 --owner=0 --group=0 --numeric-owner -cf $out .
       '';
     in
     runCommand "stream-${baseNameOf name}"

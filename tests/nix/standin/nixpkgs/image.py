@@ -74,10 +74,11 @@ def _add_links(tar: tarfile.TarFile, contents: list[str], custom: str) -> None:
             else:
                 entry.type, entry.linkname = tarfile.SYMTYPE, str(path)
             tar.addfile(entry)
-    for path in _walk(Path(custom)):
-        name = os.path.relpath(path, custom)
-        if name not in seen and name != ".":
-            _add(tar, path, name)
+    with tarfile.open(custom) as made:
+        for entry in made:
+            entry.name = os.path.normpath(entry.name)
+            if entry.name not in seen and entry.name != ".":
+                tar.addfile(_fixed(entry), made.extractfile(entry))
 
 
 def _layer(paths: list[str], contents: list[str], custom: str) -> bytes:
