@@ -93,7 +93,8 @@ class Sshd:
         config = self.folder / "sshd_config"
         config.write_text("\n".join(lines) + "\n")
         # Processes of its own, too: a host must not see another one's.
-        apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+        # Slave mounts: a private copy would keep a deleted namespace alive.
+        apart = ["unshare", "--pid", "--fork", "--mount-proc", "--propagation", "slave"]
         inside = ["ip", "netns", "exec", self.netns, *apart] if self.netns else []
         log = (self.folder / "log").open("ab")
         self.process = subprocess.Popen(
@@ -163,7 +164,7 @@ class Account:
         return self
 
     def delete(self) -> None:
-        subprocess.run(["userdel", self.name], check=False, capture_output=True)
+        subprocess.run(["userdel", "-f", self.name], check=False, capture_output=True)
 
 
 def silent_listener() -> socket.socket:
@@ -216,7 +217,8 @@ class Host:
 class Lab:
     """Some hosts, a management network that reaches them all, and their cables.
 
-    The management side is 10.66.200.0/24 with the tests' own end at .254.
+    The management network is a /24 of its own in 10.66.0.0/16, so that labs of two
+    test runs do not meet, with the tests' own end at .254.
     """
 
     folder: Path
@@ -225,12 +227,17 @@ class Lab:
     tag: str = field(default_factory=lambda: secrets.token_hex(2))
 
     @property
+    def subnet(self) -> str:
+        """The first three numbers of the management network; cables use those below."""
+        return f"10.66.{100 + int(self.tag, 16) % 150}"
+
+    @property
     def bridge(self) -> str:
         return f"{PREFIX}b{self.tag}"
 
     def open(self, names: Sequence[str]) -> Lab:
         ip("link", "add", self.bridge, "type", "bridge")
-        ip("address", "add", "10.66.200.254/24", "dev", self.bridge)
+        ip("address", "add", f"{self.subnet}.254/24", "dev", self.bridge)
         ip("link", "set", self.bridge, "up")
         for number, name in enumerate(names, start=1):
             self._add(number, name)
@@ -238,7 +245,7 @@ class Lab:
 
     def _add(self, number: int, name: str) -> None:
         netns = f"{PREFIX}{self.tag}{number}"
-        host = Host(name, netns, f"10.66.200.{number}")
+        host = Host(name, netns, f"{self.subnet}.{number}")
         self.hosts[name] = host
         ip("netns", "add", netns)
         ip("link", "set", "lo", "up", netns=netns)
@@ -248,7 +255,7 @@ class Lab:
         ip("link", "set", near, "master", self.bridge, "up")
         ip("address", "add", f"{host.address}/24", "dev", "mgmt0", netns=netns)
         ip("link", "set", "mgmt0", "up", netns=netns)
-        ip("route", "add", "default", "via", "10.66.200.254", netns=netns)
+        ip("route", "add", "default", "via", f"{self.subnet}.254", netns=netns)
         sshd = Sshd(self.folder / name, self.client.key, 22, host.address, netns)
         host.sshd = sshd.start()
         self.client.alias(name, host.address, 22)
@@ -268,6 +275,7 @@ class Lab:
             ip("link", "set", device, "up", netns=netns)
 
     def close(self) -> None:
-        for host in self.hosts.values():
+        for number, host in enumerate(self.hosts.values(), start=1):
             host.end()
+            ip("link", "del", f"{PREFIX}m{self.tag}{number}", check=False)
         ip("link", "del", self.bridge, check=False)
