@@ -3,7 +3,7 @@
 # A failed target ends make with status 2; the tool's own status is in make's message.
 
 BIN := .venv/bin
-CODE := python overlay tests
+CODE := python overlay pkgs nix tests
 TYPED := python $(wildcard overlay/vllm_exl3)
 CONFIG := python/pyproject.toml
 PYTEST := $(BIN)/python -m pytest -c $(CONFIG) --rootdir .

@@ -76,6 +76,7 @@ class Operator:
         self.engine = engine_paths(kit, self.paths)
         self.waived: tuple[Finding, ...] = ()
         self.seen: Examination | None = None
+        self.launched = False
 
     @property
     def backend(self) -> Backend:
@@ -129,14 +130,19 @@ class Operator:
         make_folder(self.paths.state, "paths.state")
         make_folder(self.paths.boots, "paths.state")
         make_folder(self.paths.cache, "paths.cache")
-        with operation_lock(self.paths.lock_file, goal.value):
-            state = self.state()
-            if state is None or not state.is_up or goal.stops:
-                self._apply(plan, waive)
-                state = None
-        if state is not None:
-            return self._attach(state, plan)
-        return self._ready(self.state(), began_s)
+        try:
+            with operation_lock(self.paths.lock_file, goal.value):
+                state = self.state()
+                if state is None or not state.is_up or goal.stops:
+                    self._apply(plan, waive)
+                    state = None
+            if state is not None:
+                return self._attach(state, plan)
+            return self._ready(self.state(), began_s)
+        except KeyboardInterrupt:
+            if self.launched:  # what somebody else launched is not ours to end
+                self._abandon()
+            raise
 
     @property
     def _is_spread(self) -> bool:
@@ -239,6 +245,7 @@ class Operator:
                 launched = self.backend.launch(launch)
                 try:
                     await_state(launch, boot.name, launched)
+                    self.launched = True
                 except BaseException:
                     launched.abort()
                     raise
@@ -274,13 +281,9 @@ class Operator:
         )
 
     def _ready(self, state: State | None, began_s: float) -> Outcome:
-        """Wait until the boot of ``state`` serves; on Ctrl-C take it all down."""
+        """Wait until the boot of ``state`` serves."""
         assert state is not None  # noqa: S101 - await_state has seen it
-        try:
-            state = self._await(state.boot)
-        except KeyboardInterrupt:
-            self._abandon()
-            raise
+        state = self._await(state.boot)
         self.narrator.busy("")
         return Outcome("live", state, self.waived, time.monotonic() - began_s)
 

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 import sys
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -101,9 +102,10 @@ def cli() -> None:
 
 def _report(error: GlmSparkError) -> None:
     where = f"[{error.node}] " if error.node else ""
-    click.echo(f"error: {where}{error}", err=True)
-    if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+    with suppress(OSError, ValueError):  # the exit status says it where nobody reads
+        click.echo(f"error: {where}{error}", err=True)
+        if error.hint:
+            click.echo(f"hint: {error.hint}", err=True)
 
 
 def _failed(error: BaseException) -> int:
@@ -148,6 +150,11 @@ def run(argv: list[str] | None = None) -> int:
     """
     try:
         result = cli.main(args=argv, prog_name="glmspark", standalone_mode=False)
+    except SystemExit:
+        # Click's own answer to a reader that has gone (`| head`) is status 1.
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
+            return ExitCode.DONE
+        raise
     except (click.ClickException, click.Abort, click.exceptions.Exit) as error:
         return _failed(error)
     except (GlmSparkError, KeyboardInterrupt, OSError) as error:

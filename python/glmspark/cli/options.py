@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import click
@@ -42,16 +43,21 @@ waive_option = click.option(
 )
 
 
+def tell(text: str) -> None:
+    """A line on stderr; nobody has to read it."""
+    with suppress(OSError, ValueError):
+        click.echo(text, err=True)
+
+
 def settings_of(kit: str | None, sets: tuple[str, ...]) -> Settings:
     """The settings, after naming on stderr each value that the environment set."""
     settings = load_settings(kit, sets)
     for line in settings.from_environment():
-        click.echo(f"note: {line}", err=True)
+        tell(f"note: {line}")
     if settings.path is None and _has_gb10():
-        click.echo(
+        tell(
             "note: this machine has a GB10 and there is no kit.toml: this is the "
-            "loopback kit on the CPU; `glmspark init` sets a kit of Sparks up",
-            err=True,
+            "loopback kit on the CPU; `glmspark init` sets a kit of Sparks up"
         )
     return settings
 

@@ -12,6 +12,7 @@ from glmspark.cli.options import (
     kit_options,
     print_json,
     settings_of,
+    tell,
     waive_option,
 )
 from glmspark.plan import Goal
@@ -62,14 +63,13 @@ def show_live(topology: str, outcome: Any, operator: Any, *, as_json: bool) -> N
     already = "already " if outcome.word == "already" else ""
     click.echo(f"{state.name} ({topology}) is {already}LIVE on {state.url}")
     if kit.weights.target == "loopback":
-        click.echo(
+        tell(
             "the model is tiny and its weights are random: it answers, "
-            "it does not make sense",
-            err=True,
+            "it does not make sense"
         )
     if kit.needs_key:
-        click.echo(f"clients send the key in {operator.engine.key}", err=True)
-    click.echo("glmspark status | logs -f | stop", err=True)
+        tell(f"clients send the key in {operator.engine.key}")
+    tell("glmspark status | logs -f | stop")
 
 
 @click.command(name="start")
