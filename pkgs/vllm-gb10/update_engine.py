@@ -141,7 +141,8 @@ def resolve_gb10(python: str) -> str:
 def index_files(index: str, project: str) -> list[dict[str, Any]]:
     """The files of a project on an index (PEP 691)."""
     url = f"{index.rstrip('/')}/{urllib.parse.quote(project)}/"
-    accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
+    vendor = "pypi"  # PEP 691's media type; only the JSON form has sizes
+    accept = {"Accept": f"application/vnd.{vendor}.simple.v1+json"}
     with urllib.request.urlopen(urllib.request.Request(url, headers=accept)) as answer:  # noqa: S310
         files: list[dict[str, Any]] = json.load(answer)["files"]
     return files

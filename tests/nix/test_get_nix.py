@@ -15,8 +15,8 @@ from tests.nix import check, get_nix
     ("text", "address"),
     [
         (
-            "deb http://deb.debian.org/debian bookworm main\n",
-            "http://deb.debian.org/debian",
+            "deb http://mirror.example/debian bookworm main\n",
+            "http://mirror.example/debian",
         ),
         (
             "URIs: https://mirror.example/debian/\nSuites: trixie\n",

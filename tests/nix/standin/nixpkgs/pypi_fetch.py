@@ -12,7 +12,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-_ACCEPT = {"Accept": "application/vnd.pypi.simple.v1+json, text/html;q=0.1"}
+_ACCEPT = {"Accept": "text/html"}  # every index has that form
 
 
 def _links(index: str, project: str) -> dict[str, str]:
