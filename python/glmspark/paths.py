@@ -149,7 +149,10 @@ def read_key(path: Path) -> str:
         raise ConfigError(
             f"cannot read the key file {path}: {error}", hint=f"ls -l {path}"
         ) from error
-    if stat.S_IMODE(mode) & 0o077:
+    # systemd guards its credentials by the folder, and shows them with mode 0440.
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    guarded = bool(credentials) and path.is_relative_to(credentials)
+    if stat.S_IMODE(mode) & 0o077 and not guarded:
         raise ConfigError(
             f"key file {path} has mode {stat.S_IMODE(mode):04o}, needs 0600",
             hint=f"chmod 600 {path}",

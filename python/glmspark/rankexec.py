@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from glmspark import fingerprint
 from glmspark.boot import Boot
@@ -14,6 +16,9 @@ from glmspark.errors import ConfigError
 from glmspark.paths import read_key
 from glmspark.ranks import RankSpec, scrub
 from glmspark.scene import die_with_parent, private_shm
+
+if TYPE_CHECKING:
+    from glmspark.schema import Kit
 
 
 def fingerprint_file(folder: Path, rank: int) -> Path:
@@ -72,14 +77,7 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
         from glmspark.remoterank import relay
 
         sys.exit(relay(folder, boot, spec))
-    serve = spec.argv.index("serve")
-    hold_view(Path(spec.argv[serve + 1]))
-    stated = fingerprint.take(
-        spec.argv[:serve],
-        spec.argv[serve + 1],
-        spec.shape,
-        spec.env.get("VLLM_PLUGINS", ""),
-    )
+    stated = state(spec)
     env = rank_env(spec, environ)
     scratch = Path(environ["GLMSPARK_SCRATCH"])
     scratch.mkdir(mode=0o700, exist_ok=True)
@@ -88,6 +86,31 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
         shared_marker(folder, rank).touch()
     fingerprint.write(fingerprint_file(folder, rank), stated)
     die_with_parent(libc, parent)  # a user namespace may have reset it
+    run_engine(spec, env)
+
+
+def state(spec: RankSpec) -> fingerprint.Fingerprint:
+    """What the rank is about to run; its model is held from now on.
+
+    Raises:
+        IntegrityError: the model cannot be fingerprinted.
+    """
+    serve = spec.argv.index("serve")
+    hold_view(Path(spec.argv[serve + 1]))
+    return fingerprint.take(
+        spec.argv[:serve],
+        spec.argv[serve + 1],
+        spec.shape,
+        spec.env.get("VLLM_PLUGINS", ""),
+    )
+
+
+def run_engine(spec: RankSpec, env: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the engine.
+
+    Raises:
+        ConfigError: the program cannot be run.
+    """
     try:
         os.execvpe(spec.argv[0], spec.argv, env)
     except OSError as error:
@@ -96,3 +119,30 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
             hint="set paths.engine to the engine's vllm program",
             node=spec.node,
         ) from error
+
+
+def become_alone(kit: Kit, rank: int, environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a rank of ``kit``, for a unit or container that has one.
+
+    Whoever runs it watches it, too. What the rank states goes to the log, one line,
+    since nobody compares it here.
+
+    Raises:
+        ConfigError: no such rank, a secret's file is unusable, no engine program.
+        IntegrityError: the model cannot be fingerprinted.
+    """
+    from glmspark.engine import engine_paths
+    from glmspark.paths import kit_paths
+    from glmspark.ranks import render_ranks
+
+    ranks = render_ranks(kit, engine_paths(kit, kit_paths(kit, environ)))
+    if rank >= len(ranks):
+        raise ConfigError(
+            f"rank {rank} was asked for, kit {kit.name} has {len(ranks)}",
+            hint=f"ranks: 0 to {len(ranks) - 1}",
+        )
+    spec = ranks[rank]
+    stated = json.dumps(state(spec), sort_keys=True)
+    sys.stderr.write(f"rank {rank} runs {stated}\n")
+    sys.stderr.flush()
+    run_engine(spec, rank_env(spec, environ))

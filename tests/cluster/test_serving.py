@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from glmspark import processes
 
-from tests.cluster.kits import TestKit
+from tests.cluster.kits import TestKit, wait_for
 
 Make = Callable[..., TestKit]
 
@@ -151,3 +151,26 @@ def test_a_follower_sees_new_lines(stub_kit: Make) -> None:
     assert follower.stdout.readline() == "[0] late\n"
     follower.terminate()
     follower.communicate()
+
+
+def test_ranks_of_units_need_no_supervisor(stub_kit: Make) -> None:
+    kit = stub_kit()
+    ranks = [kit.begin("rank", "--rank", number) for number in ("1", "0")]
+    try:
+        wait_for(lambda: _answers(kit))
+        assert kit.chat()[0] == 200
+    finally:
+        for rank in ranks:
+            rank.terminate()
+    said = [rank.communicate()[1] for rank in ranks]
+    assert said[0].replace("rank 1 ", "rank 0 ") == said[1]
+    assert '"model": "' in said[1] and said[1].startswith("rank 0 runs {")
+    done = kit.run("rank", "--rank", "2")
+    assert done.code == 3 and "rank 2 was asked for, kit test has 2" in done.err
+
+
+def _answers(kit: TestKit) -> bool:
+    try:
+        return kit.ask("/health")[0] == 200
+    except OSError:
+        return False

@@ -67,6 +67,18 @@ def test_a_key_that_others_can_read(tmp_path: Path, mode: int) -> None:
     assert caught.value.hint == f"chmod 600 {file}"
 
 
+def test_a_credential_of_systemd_is_guarded_by_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "api-key"
+    file.write_text("abc\n")
+    file.chmod(0o440)
+    with pytest.raises(ConfigError, match="has mode 0440"):
+        read_key(file)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_key(file) == "abc"
+
+
 def test_an_empty_or_absent_key(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.touch(0o600)
