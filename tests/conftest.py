@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,8 +36,16 @@ def free_port() -> int:
 
 
 def take_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-    return port
+    """A TCP port that nobody listens on now.
+
+    Below the range that the kernel takes for outgoing connections: such a one could
+    hold the port by the time that it is wanted.
+    """
+    while True:
+        port = random.randint(15000, 32000)  # noqa: S311 - no secret
+        with socket.socket() as server:
+            try:
+                server.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+            return port
