@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# A job that a shell has put into the background ignores Ctrl-C, and so do its children;
+# the tests send it. A handler of Python's own is the default again in a child.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).parents[1]
 
