@@ -38,6 +38,9 @@ from tests.unit.weights.conftest import (
 )
 from tests.unit.weights.fakehub import sha256
 
+# For a shell: the checkout may lie at a path with blanks.
+PYTHON_PATH, PYTHON = shlex.quote(str(ROOT / "python")), shlex.quote(sys.executable)
+
 pytestmark = pytest.mark.netns
 
 MIB = 1 << 20
@@ -71,7 +74,7 @@ class Cluster:
         self.manifest: Manifest = manifest_of(files)
         source = write_tree(tmp / "source", files)
         importer.import_from(self.head, source, [self.manifest], chosen=True)
-        program = f"env PYTHONPATH={ROOT / 'python'} {sys.executable} -m glmspark"
+        program = f"env PYTHONPATH={PYTHON_PATH} {PYTHON} -m glmspark"
         self.remote = ("--remote-program", program)
 
     @property
@@ -357,7 +360,7 @@ def test_a_talkative_login_and_another_locale_change_nothing(
     noisy = cluster.tmp / "noisy"
     noisy.write_text(
         '#!/bin/sh\necho \'Welcome! {"glmspark": 3} {}\'\necho "[1]"\nexec env '
-        f'LC_ALL=C PYTHONPATH={ROOT / "python"} {sys.executable} -m glmspark "$@"\n'
+        f'LC_ALL=C PYTHONPATH={PYTHON_PATH} {PYTHON} -m glmspark "$@"\n'
     )
     noisy.chmod(0o755)
     cluster.remote = ("--remote-program", str(noisy))
