@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -230,7 +231,7 @@ def test_ranks_are_started_from_the_head(capsys: Capture) -> None:
 
 
 def test_a_reader_that_leaves_is_no_failure() -> None:
-    tool = f"{sys.executable} -m glmspark"
+    tool = f"{shlex.quote(sys.executable)} -m glmspark"
     line = f"{tool} config schema | head -n 1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", line],
