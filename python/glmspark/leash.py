@@ -29,7 +29,6 @@ SILENCE_S = 20.0
 KILL_S = 10.0
 TICK_S = 0.2
 SCAN_S = 1.0
-ENGINE_TITLE = "VLLM::"
 
 
 class AskedToEndError(Exception):
@@ -70,9 +69,9 @@ def _lives(child: subprocess.Popen[bytes], rank: Mapping[str, Any]) -> str:
         if time.monotonic() - scanned_s > SCAN_S:
             scanned_s = time.monotonic()
             engines |= {
-                one.who: f"its process {one.title or one.name} (pid {one.who.pid})"
+                one.who: f"its process {one.engine_title} (pid {one.who.pid})"
                 for one in _left(rank)
-                if ENGINE_TITLE in (one.title[:6], one.name[:6])
+                if one.is_engine
             }
             lost = [text for who, text in engines.items() if not who.is_alive]
             if lost and child.poll() is None:

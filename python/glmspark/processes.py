@@ -16,6 +16,7 @@ from pathlib import Path
 MARKER = "GLMSPARK_BOOT"
 # The state folder of the kit, so that its ranks are known without any file in it.
 HOME = "GLMSPARK_HOME"
+ENGINE_TITLE = "VLLM::"
 PROC = Path("/proc")
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
@@ -108,6 +109,17 @@ class Marked:
     name: str
     cpu_s: float
     home: str = ""
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether vLLM has titled it as one of its own processes."""
+        return ENGINE_TITLE in (self.title[:6], self.name[:6])
+
+    @property
+    def engine_title(self) -> str:
+        """The title of an engine process, in full where argv has it."""
+        whole = self.title.startswith(ENGINE_TITLE)
+        return self.title.split()[0] if whole else self.name
 
 
 def marked(boot: str | None = None) -> list[Marked]:

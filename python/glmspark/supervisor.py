@@ -34,7 +34,6 @@ LOG_BYTES = 64 << 20
 # A rank gets on when it logs, reads, or computes; this much of each counts as one.
 PROGRESS_IO_BYTES = 1 << 20
 PROGRESS_CPU_S = 1.0
-ENGINE_TITLE = "VLLM::"
 
 
 def log_file(folder: Path, rank: int) -> Path:
@@ -47,11 +46,6 @@ def how_it_ended(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
     return f"exit status {os.WEXITSTATUS(status)}"
-
-
-def engine_title(one: Marked) -> str:
-    """The title of an engine process, in full where argv has it."""
-    return one.title.split()[0] if one.title.startswith(ENGINE_TITLE) else one.name
 
 
 class Prober(threading.Thread):
@@ -216,7 +210,7 @@ class Supervisor:
         self.scanned_s = now_s
         self.members = processes.marked(self.boot.name)
         for one in self.members:
-            if ENGINE_TITLE in (one.title[:6], one.name[:6]):
+            if one.is_engine:
                 self.engines[one.who] = one
         logs = sum(
             log_file(self.folder, s.rank).stat().st_size for s in self.boot.ranks
@@ -243,7 +237,7 @@ class Supervisor:
 
     def _lost(self) -> dict[int, str]:
         return {
-            one.rank: f"its process {engine_title(one)} (pid {who.pid})"
+            one.rank: f"its process {one.engine_title} (pid {who.pid})"
             for who, one in self.engines.items()
             if one.rank is not None and not who.is_alive
         }

@@ -126,9 +126,7 @@ class TestKit:
         if not engine:
             return main
         return next(
-            one.who
-            for one in self.members()
-            if one.rank == number and "VLLM::" in (one.title[:6], one.name[:6])
+            one.who for one in self.members() if one.rank == number and one.is_engine
         )
 
     def ask(
