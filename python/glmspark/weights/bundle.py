@@ -14,11 +14,12 @@ from glmspark.errors import CommandError, ConfigError, IntegrityError, Preflight
 from glmspark.weights import hashing, locks, part
 from glmspark.weights import manifest as manifests
 from glmspark.weights.fetch import check_space, settle_touched
+from glmspark.weights.files import fsync_dir
 from glmspark.weights.hashing import Digest
 from glmspark.weights.manifest import FileEntry, Manifest
 from glmspark.weights.part import Part
 from glmspark.weights.progress import Progress, human_bytes
-from glmspark.weights.store import Store, fsync_dir
+from glmspark.weights.store import Store
 
 MARKER = "glmspark-bundle.json"
 _COPIERS = 4

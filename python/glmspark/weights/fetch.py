@@ -16,7 +16,7 @@ from glmspark.weights.manifest import FileEntry, Manifest
 from glmspark.weights.part import Part
 from glmspark.weights.progress import Progress, human_bytes
 from glmspark.weights.store import BlobState, Store
-from glmspark.weights.transfer import transfer
+from glmspark.weights.transfer import min_bytes, transfer
 
 # Room that stays free: a file system filled to the last block slows down, and the
 # store's small files have to go somewhere.
@@ -25,7 +25,7 @@ _SPARE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class FetchOptions:
-    """``workers`` files at once; ``attempts`` failures in a row without a new byte."""
+    """``workers`` files at once; ``attempts`` failures in a row without progress."""
 
     workers: int = 4
     attempts: int = 5
@@ -167,7 +167,10 @@ class _Fetcher:
                 trouble = hub.explain(error, what, source)
                 if trouble.restart:
                     grown.restart()
-                failures = 1 if grown.tell() > before else failures + 1
+                # A trickle is no progress, else it would be tried for ever.
+                moved = grown.tell() - before
+                is_alive = moved >= min_bytes(self.options.stall_s)
+                failures = 1 if is_alive else failures + 1
                 if not trouble.retry or failures >= self.options.attempts:
                     if trouble.elsewhere:
                         raise _ElsewhereError(trouble.error) from error

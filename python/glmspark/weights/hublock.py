@@ -15,8 +15,7 @@ _ATTEMPTS = 4
 
 
 def _ask(repo: str, revision: str) -> Manifest:
-    from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub import HfApi, RepoFile
 
     api = HfApi(token=hub.token() or False)
     commit = revision

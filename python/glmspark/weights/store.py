@@ -21,6 +21,7 @@ from pathlib import Path
 
 from glmspark.errors import ConfigError
 from glmspark.weights import manifest as manifests
+from glmspark.weights.files import DIR_MODE, OwnedFolder, fsync_dir, give
 from glmspark.weights.hashing import Hashes
 from glmspark.weights.journal import Journal, Record
 from glmspark.weights.manifest import FileEntry, Manifest
@@ -31,7 +32,6 @@ _FOLDERS = (
     *("partial", "quarantine", "leases"),
 )
 _BLOB_MODE = 0o444
-_DIR_MODE = 0o755
 
 
 class BlobState(Enum):
@@ -48,23 +48,11 @@ def _nearest_existing(path: Path) -> Path:
     return path
 
 
-def fsync_dir(path: Path) -> None:
-    """Make the names in the folder ``path`` durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-class Store:
+class Store(OwnedFolder):
     """An opened store; see the module for its layout."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        stat = root.stat()
-        self._owner = (stat.st_uid, stat.st_gid)
-        self._unsynced: set[Path] = set()
+        super().__init__(root)
         self.journal = Journal(root / "journal.jsonl", self.adopt)
 
     @classmethod
@@ -112,68 +100,16 @@ class Store:
             for folder in [*reversed(root.parents), root]:
                 if not folder.exists():
                     folder.mkdir(exist_ok=True)
-                    _give(folder, (owner.st_uid, owner.st_gid))
+                    give(folder, (owner.st_uid, owner.st_gid))
         except OSError as error:
             raise ConfigError(
                 f"cannot make the store {root}: {error.strerror} on {base}, which "
                 f"belongs to uid {owner.st_uid}; this is uid {os.geteuid()}",
                 hint="name a folder of yours with --store",
             ) from error
-        root.chmod(_DIR_MODE)
+        root.chmod(DIR_MODE)
         store = cls(root)
         store.write_text(root / MARKER, json.dumps({"format": 1}) + "\n")
-
-    # -- owners and small files -------------------------------------------------
-
-    def adopt(self, fd: int) -> None:
-        """Give the file behind ``fd`` to the store's owner, where this is root.
-
-        A ``sudo glmspark weights fetch`` then leaves no file that the user cannot move.
-        """
-        if os.geteuid() == 0:
-            stat = os.fstat(fd)
-            if (stat.st_uid, stat.st_gid) != self._owner:
-                os.fchown(fd, *self._owner)
-
-    def mkdir(self, path: Path) -> Path:
-        """``path``, made with its parents below the root where they are missing."""
-        if not path.is_dir():
-            self.mkdir(path.parent)
-            path.mkdir(exist_ok=True)
-            path.chmod(_DIR_MODE)
-            _give(path, self._owner)
-        return path
-
-    def write_text(self, path: Path, text: str) -> None:
-        """Replace the small file ``path`` by ``text``, whole or not at all."""
-        fresh = self.mkdir(path.parent) / f".{path.name}.{os.getpid()}.tmp"
-        with fresh.open("w") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), 0o644)
-            self.adopt(file.fileno())
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        fsync_dir(path.parent)
-
-    def symlink(self, path: Path, target: str) -> None:
-        """Replace the link ``path`` by one to ``target`` in one step."""
-        fresh = self.mkdir(path.parent) / f".{path.name}.{os.getpid()}.tmp"
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(target)
-        if os.geteuid() == 0:
-            os.lchown(fresh, *self._owner)
-        fresh.replace(path)
-        self._unsynced.add(path.parent)
-
-    def settle(self) -> None:
-        """Make the names that were given so far durable, one sync for each folder.
-
-        A power cut before that loses names, never bytes under a wrong one: data is
-        synced before each rename.
-        """
-        while self._unsynced:
-            fsync_dir(self._unsynced.pop())
 
     # -- blobs --------------------------------------------------------------------
 
@@ -297,8 +233,3 @@ class Store:
         if not path.is_file() or before != resolved:
             self.write_text(path, resolved.dumps())
         return resolved
-
-
-def _give(path: Path, owner: tuple[int, int]) -> None:
-    if os.geteuid() == 0:
-        os.chown(path, *owner, follow_symlinks=False)

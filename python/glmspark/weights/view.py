@@ -10,8 +10,9 @@ from pathlib import Path
 
 from glmspark.errors import IntegrityError
 from glmspark.weights import locks
+from glmspark.weights.files import fsync_dir
 from glmspark.weights.manifest import Manifest
-from glmspark.weights.store import Store, fsync_dir
+from glmspark.weights.store import Store
 
 _SHOWN = 5
 

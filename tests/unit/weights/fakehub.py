@@ -43,7 +43,8 @@ class Hub:
     """What the Hub holds and how it misbehaves; ``faults[path]`` is used up in order.
 
     A fault is a status such as "429", or "stall", "truncate", "reset", "wrong",
-    "ignore-range", "drip". ``always`` are faults that never end.
+    "ignore-range", "drip" (slow), "trickle" (a byte now and then), "long" (too many
+    bytes). ``always`` are faults that never end.
     """
 
     repos: dict[tuple[str, str], dict[str, bytes]] = field(default_factory=dict)
@@ -191,6 +192,8 @@ class Hub:
         body = data[start:]
         if fault == "wrong":
             body = bytes(b ^ 0xFF for b in body)
+        if fault == "long":
+            body += body
         headers["Content-Length"] = str(len(body))
         response = web.StreamResponse(status=status, headers=headers)
         await response.prepare(request)
@@ -209,12 +212,12 @@ class Hub:
     ) -> None:
         assert request.transport is not None
         cut = len(body) // 2 if fault in ("stall", "truncate", "reset") else len(body)
-        step = 64 << 10
+        step = 1 if fault == "trickle" else 64 << 10
         for at in range(0, cut, step):
             piece = body[at : min(at + step, cut)]
             await response.write(piece)
             self.sent[path] += len(piece)
-            if fault == "drip":
+            if fault in ("drip", "trickle"):
                 await asyncio.sleep(0.05)
         if fault == "stall":
             await asyncio.sleep(STALL_S)
