@@ -18,9 +18,10 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from glmspark import fingerprint, processes
+from glmspark import fingerprint, processes, viewlease
 from glmspark.scene import die_with_parent, private_shm
 
 # The head sends a byte every BEAT_S; after SILENCE_S without one it counts as gone.
@@ -106,11 +107,14 @@ def hold(rank: Mapping[str, Any], marker: str) -> dict[str, Any]:
 
     Raises:
         IntegrityError: the model cannot be fingerprinted.
-        OSError: the engine cannot be run.
+        OSError: the engine cannot be run, or the model is not there.
     """
+    folder, _held = viewlease.hold(Path(rank["model"]), inheritable=False)
+    at = len(rank["program"]) + 1
+    argv = [*rank["argv"][:at], str(folder), *rank["argv"][at + 1 :]]
     stated = fingerprint.take(
         rank["program"],
-        rank["model"],
+        str(folder),
         rank["shape"],
         rank["env"].get("VLLM_PLUGINS", ""),
     )
@@ -126,7 +130,7 @@ def hold(rank: Mapping[str, Any], marker: str) -> dict[str, Any]:
         signal.signal(number, _ask)
     with tempfile.TemporaryDirectory(prefix="glmspark-", dir="/tmp") as scratch:
         child = subprocess.Popen(
-            rank["argv"],
+            argv,
             env=_environment(rank, scratch),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,

@@ -35,7 +35,7 @@ def lock_command(*, repo: str, output: Path | None, as_json: bool) -> None:
     with tempfile.TemporaryDirectory() as scratch, bars.for_terminal() as out:
         manifest = hublock.lock(name, revision or "main", Path(scratch), out)
     path = output or Path(f"{manifest.slug}.lock.json")
-    path.write_text(manifest.dumps())
+    path.write_text(manifest.dumps(), encoding="utf-8")
     data = {"lock": str(path), "ref": manifest.ref, "files": len(manifest.files)}
     put(
         data | {"bytes": manifest.total_bytes},

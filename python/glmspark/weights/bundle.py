@@ -139,7 +139,7 @@ def _write_bundle(
     (bundle / "manifests").mkdir(exist_ok=True)
     for manifest in chosen:
         target = bundle / "manifests" / f"{manifest.slug}.json"
-        target.write_text(manifest.dumps())
+        target.write_text(manifest.dumps(), encoding="utf-8")
     sums = [f"{e.sha256}  {_blob_in(Path(), e.sha256)}\n" for e in entries]
     (bundle / "SHA256SUMS").write_text("".join(sorted(sums)))
     names = [manifest.slug for manifest in chosen]

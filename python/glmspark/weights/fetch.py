@@ -15,8 +15,9 @@ from glmspark.weights.hub import Source
 from glmspark.weights.manifest import FileEntry, Manifest
 from glmspark.weights.part import Part
 from glmspark.weights.progress import Progress, human_bytes
+from glmspark.weights.stall import min_bytes
 from glmspark.weights.store import BlobState, Store
-from glmspark.weights.transfer import min_bytes, transfer
+from glmspark.weights.transfer import transfer
 
 # Room that stays free: a file system filled to the last block slows down, and the
 # store's small files have to go somewhere.
@@ -80,7 +81,8 @@ def settle_touched(store: Store, manifest: Manifest, progress: Progress) -> None
         progress.note("some blobs changed since they were hashed: hashing them again")
         for damage in verify.verify(store, [manifest]).damaged:
             files = ", ".join(damage.files)
-            progress.note(f"damaged: {files}; moved to {damage.moved_to}")
+            where = f"moved to {damage.moved_to}" if damage.moved_to else "not moved"
+            progress.note(f"damaged: {files}: {damage.reason}; {where}")
 
 
 class _Fetcher:

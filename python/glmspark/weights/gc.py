@@ -11,6 +11,7 @@ from typing import Any
 
 from glmspark.errors import ConfigError, PreflightError
 from glmspark.weights import lease, locks
+from glmspark.weights.files import is_left_over
 from glmspark.weights.manifest import Manifest
 from glmspark.weights.store import Store
 
@@ -86,8 +87,11 @@ def plan(
     gone = {blob for blob, _ in garbage.blobs}
     for link in sorted((store.root / "git").glob("*/*")):
         blob = link.readlink().name
-        if blob in gone or not store.blob_path(blob).exists():
+        if blob in gone or is_left_over(link) or not store.blob_path(blob).exists():
             garbage.links.append(link)
+    garbage.links += [
+        p for p in (store.root / "manifests").iterdir() if is_left_over(p)
+    ]
     garbage.leases = [path for path, _, alive in lease.leases(store) if not alive]
     if quarantine:
         garbage.quarantined = [

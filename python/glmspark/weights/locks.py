@@ -55,6 +55,15 @@ def alone(store: Store) -> Iterator[None]:
         os.close(fd)
 
 
+def is_free(fd: int) -> bool:
+    """Whether nobody holds ``fd``'s file; those who ask do not disturb each other."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def try_lock(fd: int) -> bool:
     """Whether nobody else holds ``fd``'s file; if so it is held now."""
     try:

@@ -21,7 +21,13 @@ from pathlib import Path
 
 from glmspark.errors import ConfigError
 from glmspark.weights import manifest as manifests
-from glmspark.weights.files import DIR_MODE, OwnedFolder, fsync_dir, give
+from glmspark.weights.files import (
+    DIR_MODE,
+    OwnedFolder,
+    fsync_dir,
+    give,
+    one_at_a_time,
+)
 from glmspark.weights.hashing import Hashes
 from glmspark.weights.journal import Journal, Record
 from glmspark.weights.manifest import FileEntry, Manifest
@@ -154,24 +160,47 @@ class Store(OwnedFolder):
             os.fdatasync(fd)  # its new link is metadata, and no reason to wait
         target = self.blob_path(hashes.sha256)
         self.mkdir(target.parent)
-        part.replace(target)
+        with one_at_a_time(self._quarantine):
+            if os.path.lexists(target):  # it changed since it was hashed
+                self._move_aside(hashes.sha256)
+            part.replace(target)
         self._unsynced |= {target.parent, target.parent.parent}
         self.know(hashes)
 
-    def know(self, hashes: Hashes) -> None:
-        """Record that the blob's bytes, as its stat is now, hash to ``hashes``."""
-        stat = self.blob_path(hashes.sha256).stat()
+    def know(self, hashes: Hashes, stat: os.stat_result | None = None) -> None:
+        """Record that the blob's bytes hash to ``hashes``, and its stat of that time.
+
+        Without ``stat`` the stat as it is now; give it where another program may have
+        changed the blob meanwhile.
+        """
+        stat = stat or self.blob_path(hashes.sha256).stat()
         self.journal.add(Record.of(hashes.sha256, stat))
         if hashes.git_oid:
             link = self._git_path(hashes.git_oid)
             blob = self.blob_path(hashes.sha256)
             self.symlink(link, os.path.relpath(blob, link.parent))
 
-    def quarantine(self, sha256: str) -> Path:
-        """Move a bad blob aside, to the path that is returned; nothing is deleted."""
-        folder = self.mkdir(self.root / "quarantine")
-        number = 1
-        while (target := folder / f"{sha256}.{number}").exists():
+    @property
+    def _quarantine(self) -> Path:
+        return self.mkdir(self.root / "quarantine")
+
+    def quarantine(self, sha256: str, ino: int) -> Path | None:
+        """Move a bad blob aside, to the path that is returned; nothing is deleted.
+
+        None if the file of that name is no longer the one with inode ``ino`` that was
+        found bad: another process was first, and the blob may be right by now.
+        """
+        with one_at_a_time(self._quarantine):
+            try:
+                if self.blob_path(sha256).lstat().st_ino != ino:
+                    return None
+            except FileNotFoundError:
+                return None
+            return self._move_aside(sha256)
+
+    def _move_aside(self, sha256: str) -> Path:
+        folder, number = self._quarantine, 1
+        while os.path.lexists(target := folder / f"{sha256}.{number}"):
             number += 1
         self.blob_path(sha256).rename(target)
         fsync_dir(folder)
@@ -227,9 +256,11 @@ class Store(OwnedFolder):
         """
         resolved = self.resolve(manifest)
         path = self.manifest_path(resolved.slug)
-        if path.is_file():
-            before = manifests.load(path)
-            resolved = resolved.with_pins_of(before)
-        if not path.is_file() or before != resolved:
-            self.write_text(path, resolved.dumps())
+        with one_at_a_time(self.mkdir(path.parent)):
+            if path.is_file():
+                before = manifests.load(path)
+                resolved.check_agrees(before)
+                resolved = resolved.with_pins_of(before)
+            if not path.is_file() or before != resolved:
+                self.write_text(path, resolved.dumps())
         return resolved

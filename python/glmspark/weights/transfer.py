@@ -6,7 +6,6 @@ Only what the library exports is used, so that its next minor release cannot bre
 from __future__ import annotations
 
 import shutil
-import time
 from typing import TYPE_CHECKING
 
 from glmspark import __version__
@@ -15,39 +14,10 @@ from glmspark.weights import hub
 from glmspark.weights.hub import Source
 from glmspark.weights.manifest import FileEntry
 from glmspark.weights.part import Part
+from glmspark.weights.stall import Trickle
 
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
-
-# A transfer that brings less than this is as good as stalled: at 1 KiB/s the weights
-# would take five years.
-_MIN_BYTES_PER_S = 1024
-
-
-def min_bytes(stall_s: float) -> int:
-    """What has to arrive in ``stall_s`` seconds for a transfer to count as alive."""
-    return int(stall_s * _MIN_BYTES_PER_S)
-
-
-class _Pulse:
-    """Ends a transfer that trickles: each read in time, and yet never done."""
-
-    def __init__(self, stall_s: float) -> None:
-        self._stall_s = stall_s
-        self._since = time.monotonic()
-        self._count = 0
-
-    def feel(self, count: int) -> None:
-        """``count`` more bytes came; TimeoutError if a whole span brought too few."""
-        self._count += count
-        now = time.monotonic()
-        if now - self._since < self._stall_s:
-            return
-        if self._count < min_bytes(now - self._since):
-            raise TimeoutError(
-                f"{self._count} bytes in {now - self._since:.0f} seconds"
-            )
-        self._since, self._count = now, 0
 
 
 def transfer(grown: Part, source: Source, *, stall_s: int, allow_xet: bool) -> None:
@@ -79,7 +49,7 @@ def _transfer_http(
     size, start = grown.entry.size, grown.tell()
     if start:
         headers = headers | {"range": f"bytes={start}-"}
-    pulse, limit = _Pulse(stall_s), hub.read_timeout_s(stall_s)
+    trickle, limit = Trickle(stall_s), hub.read_timeout_s(stall_s)
     with get_session().stream("GET", url, headers=headers, timeout=limit) as response:
         hf_raise_for_status(response)
         if start and response.status_code != 206:
@@ -90,7 +60,7 @@ def _transfer_http(
                     f"the Hub sends more than the {size} bytes of {grown.entry.path}"
                 )
             grown.write(chunk)
-            pulse.feel(len(chunk))
+            trickle.feel(len(chunk))
     if grown.tell() < size:
         raise ConnectionError(f"it ended after {grown.tell()} of {size} bytes")
 

@@ -85,7 +85,8 @@ def test_root_leaves_nothing_that_the_user_cannot_move(tmp_path: Path) -> None:
 
     importer.import_from(store, tmp_path, [manifest], chosen=True)
     view.link(store, manifest)
-    os.close(lease.hold(store, view.link(store, manifest).folder))
+    for fd in lease.hold(store, view.link(store, manifest).folder):
+        os.close(fd)
     owners = {
         p: p.lstat().st_uid
         for p in (home / "deep").rglob("*")
