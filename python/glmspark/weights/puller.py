@@ -202,8 +202,9 @@ class _Pull:
         sock = connection.sock
         with self.watch.waiting(sock):
             response = connection.getresponse()
-        if response.status != (206 if start else 200):
-            response.read()
+        if response.status == 200 and start:
+            grown.restart()  # ranges are not known there: all of it comes again
+        elif response.status != (206 if start else 200):
             raise CommandError(
                 f"the head answered {response.status} for {grown.entry.path}",
                 hint="run the share again; its token is good for one run",
