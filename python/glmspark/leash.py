@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from glmspark import fingerprint, processes, viewlease
@@ -109,12 +108,10 @@ def hold(rank: Mapping[str, Any], marker: str) -> dict[str, Any]:
         IntegrityError: the model cannot be fingerprinted.
         OSError: the engine cannot be run, or the model is not there.
     """
-    folder, _held = viewlease.hold(Path(rank["model"]), inheritable=False)
-    at = len(rank["program"]) + 1
-    argv = [*rank["argv"][:at], str(folder), *rank["argv"][at + 1 :]]
+    rank = viewlease.held(rank)
     stated = fingerprint.take(
         rank["program"],
-        str(folder),
+        rank["model"],
         rank["shape"],
         rank["env"].get("VLLM_PLUGINS", ""),
     )
@@ -130,7 +127,7 @@ def hold(rank: Mapping[str, Any], marker: str) -> dict[str, Any]:
         signal.signal(number, _ask)
     with tempfile.TemporaryDirectory(prefix="glmspark-", dir="/tmp") as scratch:
         child = subprocess.Popen(
-            argv,
+            rank["argv"],
             env=_environment(rank, scratch),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,

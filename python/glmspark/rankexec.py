@@ -78,21 +78,25 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
     run_engine(spec, env)
 
 
-def hold_model(spec: RankSpec) -> RankSpec:
-    """``spec`` with the folder behind a view's name, held for as long as it runs.
+def hold_view(model: Path) -> Path:
+    """The folder behind a view's name, kept for as long as this process lives.
 
     Raises:
-        IntegrityError: the model is not there.
+        IntegrityError: it is not there.
     """
-    at = spec.argv.index("serve") + 1
     try:
-        folder, _ = viewlease.hold(Path(spec.argv[at]))
+        return viewlease.hold(model)[0]
     except OSError as error:
         raise IntegrityError(
-            f"the model {spec.argv[at]} cannot be opened: {error.strerror or error}",
+            f"the model {model} cannot be opened: {error.strerror or error}",
             hint="glmspark weights link, or start again to build the loopback model",
-            node=spec.node,
         ) from error
+
+
+def hold_model(spec: RankSpec) -> RankSpec:
+    """``spec`` told the folder behind its view's name; this process holds it."""
+    at = spec.argv.index("serve") + 1
+    folder = hold_view(Path(spec.argv[at]))
     return replace(spec, argv=(*spec.argv[:at], str(folder), *spec.argv[at + 1 :]))
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 
 def store_of(folder: Path) -> Path | None:
@@ -36,12 +38,35 @@ def hold(model: Path, *, inheritable: bool = True) -> tuple[Path, list[int]]:
     root = store_of(real)
     if root is None:
         return model, []
-    locked = _lock_folder(real)
+    with _no_collection(root):
+        locked = _lock_folder(real)
     with suppress(PermissionError, OSError):  # another user's store, or read-only
         locked.append(_write_lease(root, real))
     for fd in locked:
         os.set_inheritable(fd, inheritable)
     return real, locked
+
+
+@contextmanager
+def _no_collection(root: Path) -> Iterator[None]:
+    """No ``gc`` decides while the hold is being taken; it has this lock alone."""
+    fd = -1
+    with suppress(OSError):  # a store in which nothing was ever collected, or NFS
+        fd = os.open(root / "store.lock", os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def held(rank: Mapping[str, Any]) -> dict[str, Any]:
+    """``rank`` told the folder behind its view's name; this process holds it."""
+    folder, _ = hold(Path(rank["model"]), inheritable=False)
+    at = len(rank["program"]) + 1
+    argv = [*rank["argv"][:at], str(folder), *rank["argv"][at + 1 :]]
+    return {**rank, "argv": argv, "model": str(folder)}
 
 
 def _lock_folder(folder: Path) -> list[int]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from glmspark.weights.bundle import BundleResult
 
 
+_POSITIVE = click.IntRange(min=1)
+
+
 @click.command("lock")
 @click.argument("repo", metavar="REPO[@REV]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The lock file.")
@@ -48,9 +51,19 @@ def lock_command(*, repo: str, output: Path | None, as_json: bool) -> None:
 @click.command("fetch")
 @manifests_argument
 @store_option
-@click.option("--workers", default=4, show_default=True, help="Files at once.")
-@click.option("--attempts", default=5, show_default=True, help="Tries without a byte.")
-@click.option("--stall", default=30, show_default=True, help="Seconds of silence.")
+@click.option(
+    "--workers", default=4, type=_POSITIVE, show_default=True, help="Files at once."
+)
+@click.option(
+    "--attempts",
+    default=5,
+    type=_POSITIVE,
+    show_default=True,
+    help="Tries without a byte.",
+)
+@click.option(
+    "--stall", default=30, type=_POSITIVE, show_default=True, help="Seconds of silence."
+)
 @click.option("--no-xet", is_flag=True, help="Plain HTTP even where xet is there.")
 @click.option("--dry-run", is_flag=True, help="Say what is missing, fetch nothing.")
 @json_option

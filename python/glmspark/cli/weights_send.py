@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import threading
@@ -70,7 +71,13 @@ def _nodes_of_kit(words: tuple[str, ...]) -> tuple[list[Node], tuple[str, ...]]:
 @click.option(
     "--remote-store", default="", help="The nodes' store, if not the default."
 )
-@click.option("--connections", default=4, show_default=True, help="On each link.")
+@click.option(
+    "--connections",
+    default=4,
+    type=click.IntRange(1, 64),
+    show_default=True,
+    help="On each link.",
+)
 @click.option("--no-link", is_flag=True, help="Do not build the views on the nodes.")
 @store_option
 @json_option
@@ -204,12 +211,22 @@ def nfs_exports_command(*, subnet: str, address: str, store_path: Path) -> None:
 @click.argument("blobs", type=click.Path(path_type=Path, exists=True))
 @click.argument("word", metavar="MANIFEST")
 @click.option("--subnet", required=True, help="The fabric's subnet.")
+@click.option("--link", is_flag=True, help="Build the view over the mount as well.")
 @store_option
-def nfs_check_command(*, blobs: Path, word: str, subnet: str, store_path: Path) -> None:
-    """Check that the mounted folder BLOBS can be the source of MANIFEST's weights."""
+def nfs_check_command(
+    *, blobs: Path, word: str, subnet: str, link: bool, store_path: Path
+) -> None:
+    """Check that the mounted folder BLOBS can be the source of MANIFEST's weights.
+
+    With --link BLOBS is the blobs folder of this node's store; the view is built
+    without reading a byte, since the head has verified them and nobody here can write.
+    """
     from glmspark.weights import nfs
 
     store = Store.open(store_path, create=True)
     (manifest,) = chosen(store, (word,))
     mountinfo = Path("/proc/self/mountinfo").read_text()
-    click.echo(nfs.check(blobs, manifest, subnet, mountinfo))
+    found = nfs.check(blobs, manifest, subnet, mountinfo)
+    if link:
+        found |= {"folder": str(nfs.adopt(store, blobs, manifest).folder)}
+    click.echo(json.dumps(found))

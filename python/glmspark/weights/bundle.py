@@ -107,6 +107,11 @@ def export(
     is not there yet. ``sha256sum -c SHA256SUMS`` checks a bundle without this tool.
     """
     progress = progress or Progress()
+    inside = bundle.resolve()
+    if inside == store.root.resolve() or store.root.resolve() in inside.parents:
+        raise ConfigError(
+            f"{bundle} lies in the store {store.root} itself", hint="name another disk"
+        )
     with locks.using(store):
         chosen = [store.register(manifest) for manifest in chosen]
         for manifest in chosen:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from glmspark.errors import CommandError
 
 DIR_MODE = 0o755
 
@@ -39,6 +42,22 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether ``error`` says that there is no room left, or none for this user."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_error(error: OSError, root: Path) -> CommandError:
+    """What a failed write to the store means, in words; what is written stays."""
+    if is_full(error):
+        what = "is full" if error.errno == errno.ENOSPC else "is over its quota"
+        return CommandError(
+            f"the file system of {root} {what}; what has arrived is kept",
+            hint=f"free space (df -h {root}; glmspark weights gc --dry-run), run again",
+        )
+    return CommandError(f"cannot write to the store {root}: {error}")
 
 
 class OwnedFolder:

@@ -13,7 +13,7 @@ from glmspark.errors import ConfigError, PreflightError
 from glmspark.weights import lease, locks
 from glmspark.weights.files import is_left_over
 from glmspark.weights.manifest import Manifest
-from glmspark.weights.store import Store
+from glmspark.weights.store import BlobState, Store
 
 
 @dataclass
@@ -82,7 +82,9 @@ def plan(
         if blob not in needed:
             garbage.blobs.append((blob, store.blob_path(blob).stat().st_size))
     for path in sorted((store.root / "partial").iterdir()):
-        if path.name.split(".")[0] not in wanted:
+        key = path.name.split(".")[0]
+        # One of a blob that is there is what a killed import left.
+        if key not in wanted or store.state(key) is BlobState.PRESENT:
             garbage.parts.append((path, path.stat().st_size))
     gone = {blob for blob, _ in garbage.blobs}
     for link in sorted((store.root / "git").glob("*/*")):

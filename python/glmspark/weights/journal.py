@@ -46,7 +46,7 @@ def _parse(lines: Iterable[bytes], records: dict[str, Record]) -> None:
             else:
                 record = Record(blob, data["size"], data["mtime_ns"], data["ino"])
                 records[blob] = record
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue  # a torn line: its blob is hashed again
 
 

@@ -172,6 +172,13 @@ def _checked_files(files: list[FileEntry], where: str) -> tuple[FileEntry, ...]:
             raise ConfigError(
                 f"the manifest of {where} has no usable size or hash for {entry.path!r}"
             )
+    sizes = {entry.key: entry.size for entry in files}
+    for entry in files:
+        if sizes[entry.key] != entry.size:
+            raise ConfigError(
+                f"the manifest of {where} gives {entry.key} two sizes: {entry.size} "
+                f"and {sizes[entry.key]} bytes"
+            )
     for path in seen:
         clash = next((p for p in PurePosixPath(path).parents if str(p) in seen), None)
         if clash is not None:
@@ -181,10 +188,15 @@ def _checked_files(files: list[FileEntry], where: str) -> tuple[FileEntry, ...]:
     return tuple(sorted(files, key=sort_key))
 
 
-def check_repo(repo: str, revision: str) -> None:
-    """Raise ConfigError unless ``repo`` and the 40-hex ``revision`` name a commit."""
+def check_name(repo: str) -> None:
+    """Raise ConfigError unless ``repo`` is the name of a repository."""
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
         raise ConfigError(f"{repo!r} is not a repository name such as owner/name")
+
+
+def check_repo(repo: str, revision: str) -> None:
+    """Raise ConfigError unless ``repo`` and the 40-hex ``revision`` name a commit."""
+    check_name(repo)
     if not _HEX40.fullmatch(revision):
         raise ConfigError(
             f"{repo}@{revision} does not name a commit: 40 hex digits are needed",

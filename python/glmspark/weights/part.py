@@ -5,15 +5,15 @@ It carries its own lock, survives a kill, and is taken up again where it ended.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from glmspark.errors import CommandError, IntegrityError
+from glmspark.errors import IntegrityError
 from glmspark.weights import hashing, locks
+from glmspark.weights.files import disk_error
 from glmspark.weights.hashing import Digest, Hashes
 from glmspark.weights.manifest import FileEntry
 from glmspark.weights.store import BlobState, Store
@@ -65,7 +65,7 @@ class Part:
         except OSError as error:
             # Keep file and hash in step, so that the next run resumes at the byte.
             self.digest.update(view[:done])
-            raise disk_error(error, self.store) from error
+            raise disk_error(error, self.store.root) from error
         self.digest.update(view)
         self._push()
         self.on_bytes(len(view))
@@ -127,20 +127,8 @@ class Part:
         try:
             self.store.enter(self.path, self.fd, hashes, private=True)
         except OSError as error:
-            raise disk_error(error, self.store) from error
+            raise disk_error(error, self.store.root) from error
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def disk_error(error: OSError, store: Store) -> CommandError:
-    """What a failed write to the store means, in words; what is written stays."""
-    root = store.root
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = "is full" if error.errno == errno.ENOSPC else "is over its quota"
-        return CommandError(
-            f"the file system of {root} {what}; what has arrived is kept",
-            hint=f"free space (df -h {root}; glmspark weights gc --dry-run), run again",
-        )
-    return CommandError(f"cannot write to the store {root}: {error}")
 
 
 @contextmanager

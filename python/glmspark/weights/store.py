@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
@@ -33,6 +34,9 @@ from glmspark.weights.journal import Journal, Record
 from glmspark.weights.manifest import FileEntry, Manifest
 
 MARKER = "glmspark-store.json"
+_FORMAT = 1
+_MARK = json.dumps({"format": _FORMAT})
+_is_hash = re.compile(r"[0-9a-f]{64}").fullmatch
 _FOLDERS = (
     *("blobs/sha256", "git", "manifests", "views/.gen"),
     *("partial", "quarantine", "leases"),
@@ -54,6 +58,22 @@ def _nearest_existing(path: Path) -> Path:
     return path
 
 
+def _check_format(marker: Path) -> None:
+    try:
+        found = json.loads(marker.read_bytes())["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{marker} is damaged, so it is not known what this store is",
+            hint=f"if it is a store of this version: echo '{_MARK}' > {marker}",
+        ) from error
+    if found != _FORMAT:
+        raise ConfigError(
+            f"the store {marker.parent} has format {found!r}; this version knows "
+            f"{_FORMAT}",
+            hint="use the version of glmspark that made it",
+        )
+
+
 class Store(OwnedFolder):
     """An opened store; see the module for its layout."""
 
@@ -69,7 +89,9 @@ class Store(OwnedFolder):
         over somebody's files, and for a root that this user cannot write.
         """
         root = root.expanduser().absolute()
-        if not (root / MARKER).is_file():
+        if (root / MARKER).is_file():
+            _check_format(root / MARKER)
+        else:
             if not create:
                 raise ConfigError(
                     f"there is no weights store at {root}",
@@ -78,6 +100,11 @@ class Store(OwnedFolder):
             cls._create(root)
         if create and not os.access(root, os.W_OK):
             stat = root.stat()
+            if os.statvfs(root).f_flag & os.ST_RDONLY:
+                raise ConfigError(
+                    f"the store {root} is on a file system that is mounted read-only",
+                    hint=f"findmnt -T {root}",
+                )
             raise ConfigError(
                 f"the store {root} belongs to uid {stat.st_uid} and cannot be written "
                 f"by uid {os.geteuid()}; it was perhaps made by root or a container",
@@ -115,7 +142,7 @@ class Store(OwnedFolder):
             ) from error
         root.chmod(DIR_MODE)
         store = cls(root)
-        store.write_text(root / MARKER, json.dumps({"format": 1}) + "\n")
+        store.write_text(root / MARKER, _MARK + "\n")
 
     # -- blobs --------------------------------------------------------------------
 
@@ -132,7 +159,9 @@ class Store(OwnedFolder):
         base = self.root / "blobs" / "sha256"
         names: list[str] = []
         for folder in os.scandir(base):
-            names += [item.name for item in os.scandir(folder) if len(item.name) == 64]
+            if len(folder.name) == 2 and folder.is_dir():
+                found = [item.name for item in os.scandir(folder)]
+                names += [n for n in found if n[:2] == folder.name and _is_hash(n)]
         return sorted(names)
 
     def state(self, sha256: str) -> BlobState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,10 +134,18 @@ def test_a_start_without_its_view_says_what_to_do_and_downloads_nothing(
     weights: Weights,
 ) -> None:
     done = weights.kit.run("start")
-    assert done.code == 7, done.err
-    assert "glmspark weights link" in done.err
-    assert weights.hub.seen == []
-    weights.kit.assert_nothing_left()
+    assert done.code == 4, done.err
+    assert f"glmspark weights fetch {REPO}@{REV} && " in done.err
+    assert weights.kit.boots() == []
+    weights.bring()
+    assert weights.kit.run("start").code == 0
+    before = len(weights.hub.seen)
+    shutil.rmtree(weights.store_root / "views")
+    done = weights.kit.run("restart")
+    assert done.code == 4, done.err
+    assert f"mend: glmspark weights link {REPO}@{REV}" in done.err
+    assert weights.kit.ask("/health")[0] == 200  # what ran is still there
+    assert len(weights.hub.seen) == before
 
 
 def test_a_bundle_carries_the_kit_to_a_store_without_network(

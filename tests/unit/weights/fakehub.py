@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
@@ -55,6 +56,7 @@ class Hub:
     token: str = ""
     retry_after: str = ""
     page: int = 1000
+    page_instead: str = ""  # what a proxy answers to everything
     seen: list[Seen] = field(default_factory=list)
     sent: Counter[str] = field(default_factory=Counter)
     url: str = ""
@@ -226,8 +228,15 @@ class Hub:
         if fault in ("reset", "stall"):
             request.transport.abort()
 
+    @web.middleware
+    async def _proxy(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.page_instead:
+            return web.Response(text=self.page_instead, content_type="text/html")
+        response: web.StreamResponse = await handler(request)
+        return response
+
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(middlewares=[self._proxy])
         repo = "/{owner}/{name}"
         app.router.add_get(f"/api/models{repo}/revision/{{rev}}", self.revision)
         app.router.add_get(f"/api/models{repo}/tree/{{rev}}", self.tree)

@@ -58,6 +58,7 @@ def job(*ports: int) -> PullJob:
     return PullJob("token", rails, (manifest_of({"big": DATA}),), 1, link=False)
 
 
+@pytest.mark.cases(57)
 def test_a_link_that_trickles_is_given_up(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
