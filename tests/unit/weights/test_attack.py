@@ -80,9 +80,10 @@ def test_an_endpoint_that_is_no_address_is_said_so(
     kit: Kit, hub: fakehub.Hub, endpoint: str
 ) -> None:
     lock = locked(kit, hub)
-    ran = kit.run("fetch", lock, "--attempts", "1", HF_ENDPOINT=endpoint)
-    assert ran.code == 5, ran.err
-    assert "Traceback" not in ran.err
+    for words in (("fetch", lock), ("lock", REPO)):
+        ran = kit.run(*words, HF_ENDPOINT=endpoint)
+        assert ran.code == 3, ran.err
+        assert "is no address of a Hub" in ran.err
 
 
 def test_strangers_in_the_store_disturb_nobody(filled: Filled) -> None:
