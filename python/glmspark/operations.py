@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from glmspark.awaiting import await_serving
 from glmspark.backends import Backend, Launch, await_state, pick_backend
 from glmspark.boot import (
     Api,
@@ -19,40 +20,32 @@ from glmspark.boot import (
     read_state,
     stale_boots,
 )
+from glmspark.bringing import wanted_of
 from glmspark.console import Narrator
 from glmspark.doctor import Examination, asker, examine, with_netdevs
 from glmspark.ending import boot_names, end_kit, without_ours
 from glmspark.engine import engine_paths, engine_python
-from glmspark.errors import (
-    CommandError,
-    ConfigError,
-    ExitCode,
-    GlmSparkError,
-    IntegrityError,
-    NotReadyError,
-)
+from glmspark.errors import GlmSparkError, NotReadyError
 from glmspark.facts import Roots, probe, read_listeners
+from glmspark.generations import (
+    closures_of,
+    read_generations,
+    record,
+    with_way_back,
+)
 from glmspark.guards import require_head, uninterrupted
 from glmspark.health import is_healthy
+from glmspark.imageside import ImageFacts
+from glmspark.leash import end_boots
+from glmspark.loading import bring_engine, write_containers
 from glmspark.locks import operation_lock
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
 from glmspark.plan import Action, Goal, Plan, Step, api_url, build_plan
 from glmspark.preflight import Finding, check_node, check_waivers, report
 from glmspark.remoterank import end_remote, write_access
 from glmspark.runner import Command, Runner, check
-from glmspark.schema import Kit
-
-PHASE_WORDS = {
-    "launch": "the ranks state what they run",
-    "load": "the ranks load the model and find each other",
-    "canary": "the API is healthy; waiting for a first completion",
-}
-_ERRORS: Mapping[int, type[GlmSparkError]] = {
-    ExitCode.CONFIG: ConfigError,
-    ExitCode.COMMAND: CommandError,
-    ExitCode.NOT_READY: NotReadyError,
-    ExitCode.INTEGRITY: IntegrityError,
-}
+from glmspark.schema import Kit, Runtime
+from glmspark.views import ANYTHING
 
 
 @dataclass(frozen=True)
@@ -70,13 +63,17 @@ class Operator:
 
     def __init__(self, kit: Kit, runner: Runner, narrator: Narrator) -> None:
         self.kit = kit
+        self.configured = kit
         self.runner = runner
         self.narrator = narrator
         self.paths: KitPaths = kit_paths(kit)
         self.engine = engine_paths(kit, self.paths)
         self.waived: tuple[Finding, ...] = ()
         self.seen: Examination | None = None
+        self.wanted = ANYTHING
         self.launched = False
+        self.brought = False
+        self.images: dict[str, ImageFacts] = {}
 
     @property
     def backend(self) -> Backend:
@@ -138,7 +135,7 @@ class Operator:
                     state = None
             if state is not None:
                 return self._attach(state, plan)
-            return self._ready(self.state(), began_s)
+            return self._ready(self.state(), began_s, plan)
         except KeyboardInterrupt:
             if self.launched:  # what somebody else launched is not ours to end
                 self._abandon()
@@ -151,11 +148,14 @@ class Operator:
 
     def _survey(self, waive: tuple[str, ...]) -> None:
         """Look at all hosts of a spread kit; their devices are part of the plan."""
-        if not self._is_spread:
+        if not self._is_spread and self.kit.runtime is Runtime.VENV:
             return
         self.narrator.busy("look at every node")
         ask, boots = asker(self.kit, self.paths), boot_names(self.paths)
-        self.seen = examine(self.kit, ask, self.engine.program, boots)
+        self.wanted = wanted_of(self.kit, self.paths, self.engine.program)
+        self.seen = examine(
+            self.kit, ask, self.engine.program, boots, wanted=self.wanted
+        )
         self.kit = with_netdevs(self.kit, self.seen.views)
         if len(self.seen.views) < len(self.kit.nodes):
             report(list(self.seen.findings), waive)
@@ -173,13 +173,14 @@ class Operator:
                 )
             return Outcome("already", state)
         self.narrator.note(f"a start is under way (boot {state.boot}); waiting for it")
-        found = self._await(state.boot)  # Ctrl-C ends the waiting, not that start
-        self.narrator.busy("")
+        # Ctrl-C ends the waiting, not that start.
+        found = await_serving(self.paths, state.boot, self.narrator)
         return Outcome("already", found)
 
     def _apply(self, plan: Plan, waive: tuple[str, ...]) -> None:
         handlers: Mapping[Action, Callable[[Step], None]] = {
             Action.CHECK: lambda step: self._check(step, waive),
+            Action.ENGINE: self._bring,
             Action.MODEL: self._model,
             Action.KEY: self._key,
             Action.STOP: self._stop,
@@ -207,6 +208,17 @@ class Operator:
         self.waived += tuple(waived)
         self.narrator.say(f"{node}: checked, nothing in the way")
 
+    def _bring(self, _step: Step) -> None:
+        """Bring the engine to every node that lacks it, at the first such step."""
+        if self.seen is None or self.brought:
+            return
+        self.brought = True
+        kept = closures_of(read_generations(self.paths))
+        place = (self.kit, self.paths)
+        self.images = bring_engine(
+            place, self.wanted, self.seen.views, self.narrator, kept
+        )
+
     def _model(self, _step: Step) -> None:
         here = str(Path(__file__).parents[1])
         argv = (engine_python(self.engine.program), "-m", "glmspark.loopback")
@@ -225,6 +237,8 @@ class Operator:
         with uninterrupted():
             ended = end_kit(self.paths, self.backend, self.kit.timeouts.stop_s)
             boots = sorted(boot_names(self.paths))
+            if self.kit.runtime is Runtime.OCI:
+                end_boots(boots, self.kit.image.tool)
             if self._is_spread and boots:
                 end_remote(self.kit, self.paths, boots)
             return ended
@@ -237,6 +251,7 @@ class Operator:
         boot = self._boot(folder.name, plan)
         boot.write(folder)
         write_access(folder, self.kit, self.paths)
+        write_containers(folder, self.kit, self.images)
         launch = Launch(
             self.kit.name, folder, self.paths.state_file, self.kit.engine.uses_gpu
         )
@@ -280,11 +295,16 @@ class Operator:
             ranks=tuple(reversed(plan.ranks)),  # launched in this order: head last
         )
 
-    def _ready(self, state: State | None, began_s: float) -> Outcome:
-        """Wait until the boot of ``state`` serves."""
+    def _ready(self, state: State | None, began_s: float, plan: Plan) -> Outcome:
+        """Wait until the boot of ``state`` serves, then keep it as a generation."""
         assert state is not None  # noqa: S101 - await_state has seen it
-        state = self._await(state.boot)
-        self.narrator.busy("")
+        try:
+            state = await_serving(self.paths, state.boot, self.narrator)
+        except GlmSparkError as error:
+            raise with_way_back(error, self.paths, plan) from error
+        image = self.wanted.image.config if self.wanted.image else ""
+        engine = (self.wanted.closure, image)
+        record(self.paths, self.configured, plan, state.boot, engine)
         return Outcome("live", state, self.waived, time.monotonic() - began_s)
 
     def _abandon(self) -> None:
@@ -292,31 +312,3 @@ class Operator:
         self.narrator.note("interrupted: ending every rank")
         with operation_lock(self.paths.lock_file, "abandoned start"):
             self._end()
-
-    def _await(self, boot: str) -> State:
-        while True:
-            state = self.state()
-            if state is None or state.boot != boot:
-                raise CommandError(
-                    "another operation has taken this kit over", hint="glmspark status"
-                )
-            if state.phase == "serving":
-                return state
-            if state.phase == "failed" and state.failure is not None:
-                raise self._failed(state)
-            if state.phase == "stopped" or not state.is_current:
-                how = "was stopped" if state.is_final else "lost its supervisor"
-                raise CommandError(
-                    f"the start {how}", hint=f"cat {self.paths.boots / boot}/*.log"
-                )
-            self.narrator.busy(PHASE_WORDS.get(state.phase, state.phase))
-            time.sleep(0.1)
-
-    def _failed(self, state: State) -> GlmSparkError:
-        failure = state.failure
-        assert failure is not None  # noqa: S101 - asked for failed states only
-        node = state.nodes.get(failure.rank, "") if failure.rank is not None else ""
-        logs = self.paths.boots / state.boot
-        hint = failure.hint or "read the logs"
-        kind = _ERRORS.get(failure.exit_code, GlmSparkError)
-        return kind(failure.message, hint=f"{hint} (logs: {logs})", node=node)

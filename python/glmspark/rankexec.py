@@ -52,7 +52,9 @@ def hold_view(model: Path) -> None:
     Only a view of a weights store needs that; the lease survives the exec.
     """
     root = model.parent.parent
-    if model.parent.name == "views" and (root / "leases").is_dir():
+    leases = root / "leases"
+    # In a container the store is read-only, and its lease is held outside.
+    if model.parent.name == "views" and leases.is_dir() and os.access(leases, os.W_OK):
         from glmspark.weights import lease
         from glmspark.weights.store import Store
 
@@ -77,6 +79,12 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
         from glmspark.remoterank import relay
 
         sys.exit(relay(folder, boot, spec))
+    if (folder / "containers.json").is_file():
+        from glmspark.containers import enter, read_container
+
+        if box := read_container(folder, rank):
+            hold_view(Path(spec.argv[spec.argv.index("serve") + 1]))
+            enter(folder, boot, spec, box)
     stated = state(spec)
     env = rank_env(spec, environ)
     scratch = Path(environ["GLMSPARK_SCRATCH"])
