@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from glmspark import processes
-from glmspark.boot import State, boot_folders, read_state
+from glmspark.boot import State, boot_folders, read_state, scratch_folder
 
 from tests.conftest import REPOSITORY, take_port
 
@@ -195,6 +196,8 @@ class TestKit:
             for one in self.members():
                 processes.send(one.who, signal.SIGKILL)
             time.sleep(0.05)
+        for folder in self.boots():  # a killed supervisor leaves its ranks' files
+            shutil.rmtree(scratch_folder(folder.name), ignore_errors=True)
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float = 15.0) -> float:
