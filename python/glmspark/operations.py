@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,22 +10,16 @@ from pathlib import Path
 from glmspark.awaiting import await_serving
 from glmspark.backends import Backend, Launch, await_state, pick_backend
 from glmspark.boot import (
-    Api,
-    Boot,
-    Limits,
     State,
-    boot_folders,
-    new_boot_name,
     read_state,
-    stale_boots,
 )
 from glmspark.bringing import wanted_of
 from glmspark.console import Narrator
 from glmspark.doctor import Examination, asker, examine, with_netdevs
-from glmspark.ending import boot_names, end_kit, without_ours
+from glmspark.ending import boot_names, end_kit, note_taken, without_ours
 from glmspark.engine import engine_paths, engine_python
 from glmspark.errors import GlmSparkError, NotReadyError
-from glmspark.facts import Roots, probe, read_listeners
+from glmspark.facts import probe
 from glmspark.generations import (
     closures_of,
     read_generations,
@@ -36,11 +29,12 @@ from glmspark.generations import (
 from glmspark.guards import require_head, uninterrupted
 from glmspark.health import is_healthy
 from glmspark.imageside import ImageFacts
+from glmspark.launching import make_boot, new_boot_folder
 from glmspark.leash import end_boots
 from glmspark.loading import bring_engine, write_containers
-from glmspark.locks import operation_lock
+from glmspark.locks import lock_file, operation_lock
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
-from glmspark.plan import Action, Goal, Plan, Step, api_url, build_plan
+from glmspark.plan import Action, Goal, Plan, Step, build_plan
 from glmspark.preflight import Finding, check_node, check_waivers, report
 from glmspark.remoterank import end_remote, write_access
 from glmspark.runner import Command, Runner, check
@@ -84,6 +78,11 @@ class Operator:
         """The plan that this operator would carry out."""
         return build_plan(self.kit, goal, self.engine)
 
+    @property
+    def lock(self) -> Path:
+        """Held by the one operation that changes the kit on this machine."""
+        return lock_file(self.kit.name, self.kit.ports.master)
+
     def state(self) -> State | None:
         """What the last supervisor said, current or not."""
         return read_state(self.paths.state_file)
@@ -101,22 +100,12 @@ class Operator:
         began_s = time.monotonic()
         if not self.paths.state.is_dir():
             return Outcome("already stopped")
-        with operation_lock(self.paths.lock_file, "stop"):
+        with operation_lock(self.lock, "stop"):
             ended = self._end()
         for port in (self.kit.serve.port, self.kit.ports.master):
-            self._note_taken(port)
+            note_taken(port, self.narrator)
         word = "stopped" if ended else "already stopped"
         return Outcome(word, self.state(), seconds=time.monotonic() - began_s)
-
-    def _note_taken(self, port: int) -> None:
-        """Say who holds a port of the kit now that none of its ranks is alive."""
-        for one in read_listeners(Roots()):
-            if one.port == port:
-                owner = f"pid {one.pid} ({one.program})" if one.pid else "somebody"
-                self.narrator.note(
-                    f"port {port} is held by {owner}, none of this kit's ranks"
-                )
-                return
 
     def _bring_up(self, goal: Goal, waive: tuple[str, ...]) -> Outcome:
         check_waivers(waive)
@@ -128,7 +117,7 @@ class Operator:
         make_folder(self.paths.boots, "paths.state")
         make_folder(self.paths.cache, "paths.cache")
         try:
-            with operation_lock(self.paths.lock_file, goal.value):
+            with operation_lock(self.lock, goal.value):
                 state = self.state()
                 if state is None or not state.is_up or goal.stops:
                     self._apply(plan, waive)
@@ -247,8 +236,8 @@ class Operator:
         """Start the supervisor, over whatever a dead one has left of this kit."""
         if self._end():
             self.narrator.note("ranks that an earlier start had left were ended")
-        folder = self._new_boot_folder()
-        boot = self._boot(folder.name, plan)
+        folder = new_boot_folder(self.paths)
+        boot = make_boot(self.kit, folder.name, plan, self.engine.key)
         boot.write(folder)
         write_access(folder, self.kit, self.paths)
         write_containers(folder, self.kit, self.images)
@@ -269,32 +258,6 @@ class Operator:
             raise
         self.narrator.say(f"ranks launched (boot {boot.name})")
 
-    def _new_boot_folder(self) -> Path:
-        folder = self.paths.boots / new_boot_name()
-        folder.mkdir(mode=0o700, parents=True)
-        for old in stale_boots(boot_folders(self.paths.boots)):
-            shutil.rmtree(old, ignore_errors=True)
-        return folder
-
-    def _boot(self, name: str, plan: Plan) -> Boot:
-        kit, limits = self.kit, self.kit.timeouts
-        key = self.engine.key if kit.needs_key else ""
-        return Boot(
-            name=name,
-            kit=kit.name,
-            digest=plan.digest,
-            master_port=kit.ports.master,
-            limits=Limits(
-                limits.launch_s,
-                limits.stall_s,
-                limits.ready_s,
-                limits.canary_s,
-                limits.stop_s,
-            ),
-            api=Api(kit.serve.host, kit.serve.port, kit.serve.name, api_url(kit), key),
-            ranks=tuple(reversed(plan.ranks)),  # launched in this order: head last
-        )
-
     def _ready(self, state: State | None, began_s: float, plan: Plan) -> Outcome:
         """Wait until the boot of ``state`` serves, then keep it as a generation."""
         assert state is not None  # noqa: S101 - await_state has seen it
@@ -310,5 +273,5 @@ class Operator:
     def _abandon(self) -> None:
         """Take a half-started kit down."""
         self.narrator.note("interrupted: ending every rank")
-        with operation_lock(self.paths.lock_file, "abandoned start"):
+        with operation_lock(self.lock, "abandoned start"):
             self._end()

@@ -12,6 +12,7 @@ from glmspark.checks import CHECKS, check_nodes, unreachable
 from glmspark.checks.fabric import fabric_rails
 from glmspark.doctor import examine, question
 from glmspark.hostfacts import Consumer, GpuUser
+from glmspark.imageside import ImageFacts
 from glmspark.initkit import propose, render, require_cabling
 from glmspark.nixside import StoreFacts
 from glmspark.preflight import Finding, check_waivers, report
@@ -140,6 +141,14 @@ FAULTS: dict[str, tuple[Callable[[Views], Views], str]] = {
             ),
         ],
         "takes unsigned paths from trusted users only; me is none",
+    ),
+    "engine.image": (
+        lambda v: [v[0], replace(v[1], image=ImageFacts("/bin/docker", why="denied"))],
+        "denied",
+    ),
+    "engine.cdi": (
+        lambda v: [v[0], replace(v[1], image=ImageFacts("/bin/podman", "sha256:0"))],
+        "no CDI specification",
     ),
     "weights.same": (lambda v: b_host(v, store=("views/x",)), "store has views/x"),
 }
