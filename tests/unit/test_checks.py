@@ -12,7 +12,9 @@ from glmspark.checks import CHECKS, check_nodes, unreachable
 from glmspark.checks.fabric import fabric_rails
 from glmspark.doctor import examine, question
 from glmspark.hostfacts import Consumer, GpuUser
+from glmspark.imageside import ImageFacts
 from glmspark.initkit import propose, render, require_cabling
+from glmspark.nixside import StoreFacts
 from glmspark.preflight import Finding, check_waivers, report
 from glmspark.remoteerrors import RemoteError
 from glmspark.schema import Kit
@@ -130,6 +132,23 @@ FAULTS: dict[str, tuple[Callable[[Views], Views], str]] = {
     "engine.same": (
         lambda v: b_facts(v, engine={"version vllm": "0.31.0"}),
         "vllm=0.31.0",
+    ),
+    "engine.closure": (
+        lambda v: [
+            replace(v[0], store=StoreFacts("k:1", "/n/nix", has_closure=True)),
+            replace(
+                v[1], store=StoreFacts("k:1", "/n/nix", "2", "me", trusts_user=False)
+            ),
+        ],
+        "takes unsigned paths from trusted users only; me is none",
+    ),
+    "engine.image": (
+        lambda v: [v[0], replace(v[1], image=ImageFacts("/bin/docker", why="denied"))],
+        "denied",
+    ),
+    "engine.cdi": (
+        lambda v: [v[0], replace(v[1], image=ImageFacts("/bin/podman", "sha256:0"))],
+        "no CDI specification",
     ),
     "weights.same": (lambda v: b_host(v, store=("views/x",)), "store has views/x"),
 }
