@@ -75,6 +75,7 @@ class Sshd:
 
     def start(self) -> Sshd:
         self.folder.mkdir(exist_ok=True)
+        (self.folder / "log").write_text("")
         host_key = self.folder / "host_key"
         if not host_key.exists():
             make_key(host_key)
@@ -222,6 +223,19 @@ class Host:
         argv = ["ip", "netns", "pids", self.netns]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         return [int(pid) for pid in done.stdout.split()]
+
+    def kill_sshd(self) -> None:
+        """Kill every sshd in the namespace, open connections included."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                    os.kill(pid, signal.SIGKILL)
+
+    def boot(self) -> None:
+        """Start the host's sshd again, after all its processes have gone."""
+        assert self.sshd is not None
+        self.sshd.stop()
+        self.sshd.start()
 
     def kill_all(self) -> None:
         """Kill every process in the namespace."""
