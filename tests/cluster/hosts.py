@@ -264,6 +264,7 @@ class Lab:
     tag: str = field(default_factory=lambda: secrets.token_hex(2))
     prepare: Callable[[str], str] = lambda _name: ""
     options: Sequence[str] = ()
+    switches: list[str] = field(default_factory=list)
 
     @property
     def subnet(self) -> str:
@@ -314,7 +315,24 @@ class Lab:
                 ip("address", "add", address, "dev", device, netns=netns)
             ip("link", "set", device, "up", netns=netns)
 
+    def switch(self, device: str, subnet: str) -> None:
+        """A port on every host, all on one switch, with an address in ``subnet``."""
+        bridge = f"{PREFIX}s{self.tag}"
+        ip("link", "add", bridge, "type", "bridge")
+        ip("link", "set", bridge, "up")
+        self.switches.append(bridge)
+        for number, host in enumerate(self.hosts.values(), start=1):
+            near = f"{PREFIX}p{self.tag}{number}"
+            words = ("type", "veth", "peer", "name", device, "netns", host.netns)
+            ip("link", "add", near, *words)
+            ip("link", "set", near, "master", bridge, "up")
+            address = f"{subnet}.{number}/24"
+            ip("address", "add", address, "dev", device, netns=host.netns)
+            ip("link", "set", device, "up", netns=host.netns)
+
     def close(self) -> None:
+        for bridge in self.switches:
+            ip("link", "del", bridge, check=False)
         for number, host in enumerate(self.hosts.values(), start=1):
             host.end()
             ip("link", "del", f"{PREFIX}m{self.tag}{number}", check=False)

@@ -146,27 +146,47 @@ def test_a_port_that_is_taken_on_the_head_is_named_before_anything_starts(
     kit.assert_serves_again()
 
 
-def small_disk(folder: Path, host: str) -> Callable[[str], str]:
-    """Gives one host a /tmp of one MiB."""
+@pytest.mark.full
+@pytest.mark.cases(56)
+def test_a_full_disk_on_the_other_host_is_found_before_anything_starts(
+    spread: Make, open_folder: Path
+) -> None:
+    cache = open_folder / "lab/cache"
 
     def prepare(name: str) -> str:
-        return "mount -t tmpfs -o size=1m tmpfs /tmp" if name == host else ""
+        mount = f"mkdir -p {cache} && mount -t tmpfs -o size=300m tmpfs {cache}"
+        return mount if name == "spark-2" else ""
 
-    return prepare
+    kit = spread(prepare=prepare)
+    kit.on("spark-2", "fallocate", "-l", "280M", str(cache / "full"))
+    done = kit.run("start")
+    assert done.code == 4, done.err
+    assert "[spark-2] disk.state: 20 MiB free for paths.cache" in done.err
+    kit.assert_nothing_left()
+    kit.on("spark-2", "rm", str(cache / "full"))
+    kit.assert_serves_again()
 
 
 @pytest.mark.full
 @pytest.mark.cases(56)
-def test_a_full_disk_on_the_other_host_is_said_with_its_name(
+def test_a_disk_that_fills_while_serving_keeps_no_stop_from_working(
     spread: Make, open_folder: Path
 ) -> None:
-    kit = spread(prepare=small_disk(open_folder, "spark-2"))
-    kit.on("spark-2", "sh", "-c", "head -c 9000000 /dev/zero > /tmp/full; true")
-    done = kit.run("start")
-    assert done.code in {4, 5}, done.err
-    assert "spark-2" in done.err and "No space left on device" in done.err
+    state = open_folder / "lab/state/test"
+
+    def prepare(name: str) -> str:
+        mount = f"mkdir -p {state} && mount -t tmpfs -o size=300m tmpfs {state}"
+        return mount if name == "spark-1" else ""
+
+    kit = spread(prepare=prepare)
+    assert kit.run("start").code == 0
+    kit.on("spark-1", "sh", "-c", f"head -c 400000000 /dev/zero > {state}/full; true")
+    assert "test: serving" in kit.run("status").out
+    done = kit.run("stop")
+    assert done.code == 0, done.err
     kit.assert_nothing_left()
-    kit.on("spark-2", "rm", "/tmp/full")  # noqa: S108 - of that host
+    assert kit.run("start").code == 4
+    kit.on("spark-1", "rm", f"{state}/full")
     kit.assert_serves_again()
 
 
