@@ -22,7 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from glmspark import fingerprint, imageside, processes, viewlease
+from glmspark.fabricfacts import growth, read_counters
+from glmspark.facts import Roots
 from glmspark.hostfacts import find_tools
+from glmspark.linkwatch import LinkWatch, device_of
 from glmspark.nodeside import node_paths
 from glmspark.scene import die_with_parent, private_shm
 
@@ -91,6 +94,7 @@ def _lives(
     """Why it is over: the rank ended (""), lost an engine process, or the head went."""
     heard_s = scanned_s = time.monotonic()
     engines: dict[processes.Identity, str] = {}
+    link = LinkWatch(device_of(rank["env"]))
     while child.poll() is None:
         if select.select([0], [], [], TICK_S)[0]:
             if not os.read(0, 4096):
@@ -102,6 +106,8 @@ def _lives(
             return f"nothing was heard of the head for {SILENCE_S:.0f} s"
         if time.monotonic() - scanned_s > SCAN_S:
             scanned_s = time.monotonic()
+            if broken := link.broken(scanned_s):
+                return broken
             engines |= {
                 one.who: f"its process {one.engine_title} (pid {one.who.pid})"
                 for one in _left(rank)
@@ -212,12 +218,17 @@ def hold(rank: Mapping[str, Any], marker: str) -> dict[str, Any]:
             preexec_fn=prepare,  # noqa: PLW1509 - no thread runs here
             cwd="/",
         )
-        why = "it was asked to"
+        why, kills = "it was asked to", processes.oom_kills()
+        counters = read_counters(Roots())
         stated = Path(scratch, f"rank-{rank['rank']}.fingerprint.json")
         heard = _Stated(stated, marker) if contained else None
         with suppress(AskedToEndError):
             why = _lives(child, rank, heard)
+            if child.returncode == -signal.SIGKILL and processes.oom_kills() > kills:
+                why = processes.OUT_OF_MEMORY
         left = end(child, rank)
+        if grown := growth(counters, read_counters(Roots())):
+            sys.stdout.write(f"RDMA errors on this node: {', '.join(grown)}\n")
     return {"status": child.returncode, "left": left, "why": why}
 
 

@@ -28,6 +28,7 @@ MODULES = (
     "hostfacts",
     "imageside",
     "leash",
+    "linkwatch",
     "netlink",
     "nixside",
     "nodeside",

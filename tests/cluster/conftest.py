@@ -93,3 +93,46 @@ def pair_kit(
     yield make
     for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def lab(open_folder: Path) -> Iterator[Callable[..., Lab]]:
+    """Makes a lab of the given hosts, each reachable over a management network."""
+    need_namespaces()
+    made: list[Lab] = []
+
+    def make(*names: str) -> Lab:
+        folder = open_folder / "lab"
+        folder.mkdir()
+        made.append(Lab(folder, Client(folder / "client")))
+        return made[-1].open(names)
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def two_hosts(lab: Callable[..., Lab]) -> Lab:
+    """Two hosts with one cable between them."""
+    made = lab("n1", "n2")
+    made.cable("n1", "c0", "10.66.1.1/24", "n2", "c7", "10.66.1.2/24")
+    return made
+
+
+@pytest.fixture
+def three_hosts_ring(lab: Callable[..., Lab]) -> Lab:
+    """Three hosts, each with a cable to both others, one subnet a cable."""
+    made = lab("n1", "n2", "n3")
+    for number, (a, b) in enumerate((("n1", "n2"), ("n2", "n3"), ("n3", "n1"))):
+        near, far = f"10.66.{20 + number}.1/24", f"10.66.{20 + number}.2/24"
+        made.cable(a, f"p{number}a", near, b, f"p{number}b", far)
+    return made
+
+
+@pytest.fixture
+def four_hosts_switch(lab: Callable[..., Lab]) -> Lab:
+    """Four hosts with a port each on one switch."""
+    made = lab("n1", "n2", "n3", "n4")
+    made.switch("p0", "10.66.30")
+    return made

@@ -75,6 +75,7 @@ class Sshd:
 
     def start(self) -> Sshd:
         self.folder.mkdir(exist_ok=True)
+        (self.folder / "log").write_text("")
         host_key = self.folder / "host_key"
         if not host_key.exists():
             make_key(host_key)
@@ -223,6 +224,19 @@ class Host:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         return [int(pid) for pid in done.stdout.split()]
 
+    def kill_sshd(self) -> None:
+        """Kill every sshd in the namespace, open connections included."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                    os.kill(pid, signal.SIGKILL)
+
+    def boot(self) -> None:
+        """Start the host's sshd again, after all its processes have gone."""
+        assert self.sshd is not None
+        self.sshd.stop()
+        self.sshd.start()
+
     def kill_all(self) -> None:
         """Kill every process in the namespace."""
         for pid in self.pids():
@@ -250,6 +264,7 @@ class Lab:
     tag: str = field(default_factory=lambda: secrets.token_hex(2))
     prepare: Callable[[str], str] = lambda _name: ""
     options: Sequence[str] = ()
+    switches: list[str] = field(default_factory=list)
 
     @property
     def subnet(self) -> str:
@@ -300,7 +315,24 @@ class Lab:
                 ip("address", "add", address, "dev", device, netns=netns)
             ip("link", "set", device, "up", netns=netns)
 
+    def switch(self, device: str, subnet: str) -> None:
+        """A port on every host, all on one switch, with an address in ``subnet``."""
+        bridge = f"{PREFIX}s{self.tag}"
+        ip("link", "add", bridge, "type", "bridge")
+        ip("link", "set", bridge, "up")
+        self.switches.append(bridge)
+        for number, host in enumerate(self.hosts.values(), start=1):
+            near = f"{PREFIX}p{self.tag}{number}"
+            words = ("type", "veth", "peer", "name", device, "netns", host.netns)
+            ip("link", "add", near, *words)
+            ip("link", "set", near, "master", bridge, "up")
+            address = f"{subnet}.{number}/24"
+            ip("address", "add", address, "dev", device, netns=host.netns)
+            ip("link", "set", device, "up", netns=host.netns)
+
     def close(self) -> None:
+        for bridge in self.switches:
+            ip("link", "del", bridge, check=False)
         for number, host in enumerate(self.hosts.values(), start=1):
             host.end()
             ip("link", "del", f"{PREFIX}m{self.tag}{number}", check=False)

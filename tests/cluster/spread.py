@@ -14,7 +14,7 @@ from glmspark.hostkeys import ask_key, keep
 from glmspark.remote import Remote
 
 from tests.cluster.hosts import Host, Lab
-from tests.cluster.kits import Done
+from tests.cluster.kits import Done, wait_for
 from tests.conftest import REPOSITORY
 
 
@@ -131,6 +131,21 @@ class Spread:
                 rank = int(marks[0].partition(b"=")[2])
                 found.setdefault(rank, []).append(pid)
         return found
+
+    def failure(self) -> str:
+        """What status says of the failure, once the kit has ended."""
+        wait_for(lambda: "failed" in self.run("status").out, 20)
+        return self.run("status").out
+
+    def assert_serves_again(self) -> None:
+        """The next start works, whatever has happened, and so does its stop."""
+        done = self.run("start")
+        assert done.code == 0, done.err
+        assert list(self.ranks(self.head)) == [0] and list(self.ranks(self.worker)) == [
+            1
+        ]
+        assert self.run("stop").code == 0
+        self.assert_nothing_left()
 
     def assert_nothing_left(self) -> None:
         assert (self.ranks(self.head), self.ranks(self.worker)) == ({}, {})

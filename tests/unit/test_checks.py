@@ -100,6 +100,16 @@ FAULTS: dict[str, tuple[Callable[[Views], Views], str]] = {
     "fabric.rails": (lambda v: b_port(v, 1, addresses=()), "no IPv4 address"),
     "fabric.gid-mode": (lambda v: b_port(v, 0, addr_gen_mode=2), "private IPv6"),
     "fabric.pcie": (lambda v: b_port(v, 1, pcie_width=2), "2 of 4 PCIe lanes"),
+    "fabric.counters": (
+        lambda v: b_fabric(
+            v,
+            rdma=tuple(
+                replace(one, counters={"out_of_sequence": 7})
+                for one in v[1].fabric.rdma
+            ),
+        ),
+        "has counted out_of_sequence 7",
+    ),
     "fabric.verbs": (lambda v: b_fabric(v, verbs_nodes=0), "/dev/infiniband"),
     "host.kernel": (lambda v: b_facts(v, kernel="7.0.0-31"), "kernel 7.0.0-31"),
     "host.cma": (lambda v: b_memory(v, CmaTotal=0), "out of 0 MiB"),
@@ -172,7 +182,7 @@ def test_two_healthy_sparks_have_no_finding(views: Views) -> None:
 
 
 @pytest.mark.cases(
-    *(11, 16, 18, 20, 21, 22, 31, 34, 35),
+    *(11, 16, 18, 20, 21, 22, 29, 31, 34, 35),
     *(85, 87, 88, 125),
 )
 @pytest.mark.parametrize("check", FAULTS)
