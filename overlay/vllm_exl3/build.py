@@ -52,7 +52,7 @@ class Options:
     jobs: int
 
     def __post_init__(self) -> None:
-        name = self.codebook.name.lower()
+        name = self.codebook.label
         if self.bits not in range(1, 9) or self.codebook not in kernel_file.CODEBOOKS:
             raise Exl3ConfigError(
                 f"no kernels for K = {self.bits}, codebook {name}",
@@ -206,7 +206,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--cache", type=Path, default=kernel_file.cache_folder())
     found.add_argument("--out", type=Path, default=kernel_file.default_folder())
     found.add_argument("--bits", type=int, default=4, choices=range(1, 9))
-    names = [codebook.name.lower() for codebook in kernel_file.CODEBOOKS]
+    names = [codebook.label for codebook in kernel_file.CODEBOOKS]
     found.add_argument("--codebook", default="mcg", choices=names)
     found.add_argument("--jobs", type=positive, default=os.cpu_count() or 1)
     return found

@@ -39,7 +39,7 @@ class Exl3Config(QuantizationConfig):
 
     def __repr__(self) -> str:
         rate = self.spec.experts
-        return f"Exl3Config(bits={rate.bits}, codebook={rate.codebook.name.lower()})"
+        return f"Exl3Config(bits={rate.bits}, codebook={rate.codebook.label})"
 
     @classmethod
     def get_name(cls) -> Any:

@@ -86,10 +86,10 @@ def require_rate(rate: Rate, what: str) -> ModuleType:
     manifest = kernel_file.Manifest.read(kernel_file.default_folder())
     if (manifest.bits, manifest.codebook) != (rate.bits, int(rate.codebook)):
         raise Exl3Error(
-            f"{what} is K = {rate.bits} {rate.codebook.name.lower()}; the EXL3 kernels "
+            f"{what} is K = {rate.bits} {rate.codebook.label}; the EXL3 kernels "
             f"were built for K = {manifest.bits}, codebook {manifest.codebook}",
             hint=f"{kernel_file.REBUILD} --bits {rate.bits:g} "
-            f"--codebook {rate.codebook.name.lower()}",
+            f"--codebook {rate.codebook.label}",
         )
     return kernel_file.load()
 

@@ -58,8 +58,12 @@ def new_folder(target: Path) -> Iterator[Path]:
                 f"another process writes {target}", hint="wait for it", exit_code=5
             ) from error
         clear(partial)
-        yield partial
-        partial.rename(target)
+        try:
+            yield partial
+            partial.rename(target)
+        except BaseException:
+            shutil.rmtree(partial)
+            raise
     finally:
         os.close(handle)
 

@@ -163,7 +163,7 @@ def _refuser(layer: Layer, name: str, rate: Rate) -> Any:
     def refuse(param: Tensor, loaded: Tensor, shard_id: ShardId = None) -> None:  # noqa: ARG001
         raise Exl3Error(
             f"{layer.prefix}.{name} does not belong to a checkpoint whose config.json "
-            f"says codebook {rate.codebook.name.lower()}"
+            f"says codebook {rate.codebook.label}"
         )
 
     return refuse

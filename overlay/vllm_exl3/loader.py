@@ -139,5 +139,5 @@ class ExpertLoader:
         where = (expert_id, layout.PROJECTIONS[shard_id], key)
         raise Exl3Error(
             f"{self.ledger.name(where)} does not belong to a checkpoint whose "
-            f"config.json says codebook {self.rate.codebook.name.lower()}"
+            f"config.json says codebook {self.rate.codebook.label}"
         )
