@@ -18,6 +18,7 @@ from vllm.model_executor.layers.quantization.base_config import (
 )
 
 from vllm_exl3 import layout, schema
+from vllm_exl3.errors import Exl3ConfigError
 from vllm_exl3.linear import Exl3LinearMethod
 from vllm_exl3.moe import Exl3MoEMethod
 
@@ -80,9 +81,20 @@ class Exl3Config(QuantizationConfig):
         if isinstance(layer, RoutedExperts):
             return Exl3MoEMethod(layer.moe_config, self.spec.experts)
         if not isinstance(layer, LinearBase):
+            self._refuse_listed(layer, prefix)
             return None
-        rate = self.spec.dense_rate(prefix, self.packed_modules_mapping)
-        return UnquantizedLinearMethod() if rate is None else Exl3LinearMethod(rate)
+        packed = self.packed_modules_mapping
+        rate = self.spec.dense_rate(prefix, packed)
+        if rate is None:
+            return UnquantizedLinearMethod()
+        return Exl3LinearMethod(rate, schema.parts_of(prefix, packed))
+
+    def _refuse_listed(self, layer: torch.nn.Module, prefix: str) -> None:
+        if prefix in self.spec.dense:
+            raise Exl3ConfigError(
+                f"non_routed_exl3.layers lists {prefix}, a {type(layer).__name__}: "
+                "only linear layers and routed experts can be EXL3 here"
+            )
 
     def _check_layout(self) -> None:
         """Refuse, once and early, a parallel layout that would cut Hadamard blocks.
@@ -97,6 +109,10 @@ class Exl3Config(QuantizationConfig):
         text = getattr(vllm_config.model_config, "hf_text_config", None)
         parallel = vllm_config.parallel_config
         width = getattr(text, "moe_intermediate_size", None)
+        if width is not None and not isinstance(width, int):
+            raise Exl3ConfigError(
+                f"moe_intermediate_size is {width!r}, needed a number"
+            )
         if width is not None and not parallel.enable_expert_parallel:
             experts = next(
                 (

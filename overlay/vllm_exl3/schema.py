@@ -48,8 +48,8 @@ class Exl3Spec:
         ``packed`` says which checkpoint layers a fused one stands for (``qkv_proj``:
         q, k, v). All or none of them may be EXL3, at one rate; else an error.
         """
-        parent, _, leaf = prefix.rpartition(".")
-        names = [f"{parent}.{part}" for part in packed.get(leaf, [leaf])]
+        parent, dot, _ = prefix.rpartition(".")
+        names = [f"{parent}{dot}{part}" for part in parts_of(prefix, packed)]
         rates = [self.dense.get(name) for name in names]
         if len(set(rates)) > 1:
             raise Exl3ConfigError(
@@ -57,6 +57,12 @@ class Exl3Spec:
                 f"({', '.join(str(r and r.bits) for r in rates)})"
             )
         return rates[0]
+
+
+def parts_of(prefix: str, packed: Mapping[str, list[str]]) -> list[str]:
+    """The checkpoint's layers, without their parent, that ``prefix`` stands for."""
+    leaf = prefix.rpartition(".")[2]
+    return packed.get(leaf, [leaf])
 
 
 def parse(config: Mapping[str, Any]) -> Exl3Spec:
