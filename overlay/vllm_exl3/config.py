@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization import (
     get_quantization_config,
     register_quantization_config,
@@ -21,6 +21,7 @@ from vllm_exl3 import layout, schema
 from vllm_exl3.errors import Exl3ConfigError
 from vllm_exl3.linear import Exl3LinearMethod
 from vllm_exl3.moe import Exl3MoEMethod
+from vllm_exl3.plain import PlainLinearMethod
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.utils import WeightsMapper
@@ -85,9 +86,10 @@ class Exl3Config(QuantizationConfig):
             return None
         packed = self.packed_modules_mapping
         rate = self.spec.dense_rate(prefix, packed)
-        if rate is None:
-            return UnquantizedLinearMethod()
-        return Exl3LinearMethod(rate, schema.parts_of(prefix, packed))
+        names = schema.parts_of(prefix, packed)
+        return (
+            PlainLinearMethod(names) if rate is None else Exl3LinearMethod(rate, names)
+        )
 
     def _refuse_listed(self, layer: torch.nn.Module, prefix: str) -> None:
         if prefix in self.spec.dense:

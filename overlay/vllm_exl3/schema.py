@@ -11,6 +11,7 @@ from vllm_exl3.errors import Exl3ConfigError, Exl3Error
 from vllm_exl3.tables import Codebook
 
 QUANT_METHOD = "exl3"
+PINNED = "take config.json from the checkpoint's pinned revision"
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,13 @@ def _rate(config: Mapping[str, Any], where: str) -> Rate:
         codebook = Codebook.from_name(name)
         return Rate(tables.check_rate(bits, codebook), codebook)
     except Exl3Error as error:
-        raise Exl3ConfigError(f"quantization_config.{where}: {error}") from error
+        raise Exl3ConfigError(
+            f"quantization_config.{where}bits and codebook: {error}", hint=PINNED
+        ) from error
 
 
 def _fault(where: str, got: object, needed: str) -> Exl3ConfigError:
     return Exl3ConfigError(
         f"quantization_config.{where} is {got!r}, needed {needed}",
-        hint="take config.json from the checkpoint's pinned revision",
+        hint=PINNED,
     )

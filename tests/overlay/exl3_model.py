@@ -93,16 +93,16 @@ def drafter(at: str, config: Config) -> dict[str, tuple[int, ...]]:
         f"{at}.hnorm.weight": (HIDDEN,),
         f"{at}.eh_proj.weight": (HIDDEN, 2 * HIDDEN),
         f"{at}.shared_head.norm.weight": (HIDDEN,),
-        f"{at}.shared_head.head.weight": (VOCAB, HIDDEN),
-        f"{at}.embed_tokens.weight": (VOCAB, HIDDEN),
+        f"{at}.shared_head.head.weight": (config["vocab_size"], HIDDEN),
+        f"{at}.embed_tokens.weight": (config["vocab_size"], HIDDEN),
     }
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
+        "model.embed_tokens.weight": (config["vocab_size"], HIDDEN),
         "model.norm.weight": (HIDDEN,),
-        "lm_head.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (config["vocab_size"], HIDDEN),
     }
     layers, first = config["num_hidden_layers"], config["first_k_dense_replace"]
     for layer in range(layers):
@@ -137,7 +137,7 @@ def make_bf16(folder: Path, seed: int = 0, **changes: Any) -> Path:
             content[name] = Raw.bf16(embedding)
         elif name == "lm_head.weight":
             noise = rng.standard_normal(shape, dtype=np.float32) * np.float32(0.2)
-            known = embedding[rng.permutation(VOCAB)] * np.float32(2.2)
+            known = embedding[rng.permutation(config["vocab_size"])] * np.float32(2.2)
             content[name] = Raw.bf16(
                 (noise + known / np.sqrt(HIDDEN)) / np.sqrt(HIDDEN)
             )
