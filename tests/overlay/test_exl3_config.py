@@ -222,6 +222,18 @@ def test_both_methods_ask_for_kernels_in_create_weights(
     assert asked == ["model.o_proj", "model.experts"]
 
 
+def test_gaps_end_behind_the_first_other_token() -> None:
+    """What the run on a GPU prints for each token (tests/gpu/engine_exl3.py)."""
+    from tests.gpu.engine_exl3 import gaps
+
+    one = {"tokens": [[1, 2, 3], [4, 5, 6]], "logprobs": [[-1.0, -2, -3], [-1, -2, -3]]}
+    other = {
+        "tokens": [[1, 2, 3], [4, 9, 6]],
+        "logprobs": [[-1, -2, -3.5], [-1, -4, 0]],
+    }
+    assert gaps(one, other) == [[0, 0, 0.5], [0, 2]]
+
+
 def test_the_installed_package_can_build_its_kernels(plugin_site: Path) -> None:
     """Sources, stand-in headers and the pin travel with the package."""
     package = plugin_site / "vllm_exl3"
