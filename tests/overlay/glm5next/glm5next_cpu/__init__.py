@@ -15,7 +15,7 @@ def register():
     from glm5next_cpu import vision
 
     vision.stand_in()
-    from glm5next_cpu import linear, mhc
+    from glm5next_cpu import indexer, linear, mhc, mla
 
-    mhc.install()
-    linear.install()
+    for part in (mhc, linear, mla, indexer):
+        part.install()
