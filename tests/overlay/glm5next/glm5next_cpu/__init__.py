@@ -1,6 +1,6 @@
 """A plain torch reference of GLM-5.3-Flash's GPU kernels: a plugin for vLLM on a CPU.
 
-``kda``, ``pooling`` and ``streams`` are the arithmetic, torch only; the others put it
+``kda``, ``pooling`` and ``latent`` are the arithmetic, torch only; the others put it
 where vLLM 0.32.0 calls its kernels. Slow, for tests; vLLM's model, loader, scheduler,
 sharding and KV cache stay vLLM's.
 """

@@ -19,7 +19,7 @@ def rotated_query(q):
 
 
 class PoolCache:
-    """A layer's pooled keys [blocks, page, 132] bytes: a page's keys, then its scales."""
+    """A layer's pools [blocks, page, 132] bytes: a page's keys, then its scales."""
 
     def __init__(self, cache, width, blocks):
         self.cache, self.width, self.blocks = cache, width, blocks
@@ -30,7 +30,9 @@ class PoolCache:
         flat = self.cache[block].view(-1)
         key = flat[offset * self.width : (offset + 1) * self.width]
         start = self.page * self.width + offset * SCALE_BYTES
-        return key.view(pooling.FP8), flat[start : start + SCALE_BYTES].view(torch.float32)
+        return key.view(pooling.FP8), flat[start : start + SCALE_BYTES].view(
+            torch.float32
+        )
 
     def write(self, pool, key):
         """One pool's bf16 key."""
@@ -64,8 +66,12 @@ class Reference(SparseAttnIndexerKpool):
             cache = PoolCache(self.k_cache.kv_cache, self.head_dim, blocks)
             for token in range(span.start, span.stop):
                 at = length - (span.stop - token)
-                self._keep(cache, tail, at, (k[token], kpool["gate_score"][token]), kpool)
-                self._select(cache, at + 1, token, (q_quant[token], weights[token]), kpool)
+                self._keep(
+                    cache, tail, at, (k[token], kpool["gate_score"][token]), kpool
+                )
+                self._select(
+                    cache, at + 1, token, (q_quant[token], weights[token]), kpool
+                )
         return self.topk_indices_buffer
 
     def _keep(self, cache, tail, at, states, kpool):

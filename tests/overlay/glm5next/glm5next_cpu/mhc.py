@@ -5,16 +5,12 @@ Source of the omission: vllm model_executor/kernels/mhc/cpu.py@0.32.0, whose
 elsewhere); the CUDA operator norms.
 """
 
-import torch
+from glm5next_cpu.latent import rms_norm
 
 
 def normed(x, weight, eps):
-    """RMSNorm in float32; ``x`` itself without a weight."""
-    if weight is None:
-        return x
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * weight.float()).to(x.dtype)
+    """RMSNorm where a weight is given."""
+    return x if weight is None else rms_norm(x, weight, eps)
 
 
 def install():

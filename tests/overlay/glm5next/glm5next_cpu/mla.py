@@ -16,20 +16,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from glm5next_cpu.batch import BatchBuilder, place
-
-
-def attend(query, rows, scale):
-    """[heads, latent]: softmax(query rows^T * scale) rows, for one token."""
-    rows = rows.float()
-    share = torch.softmax(query.float() @ rows.T * scale, dim=-1)
-    return share @ rows
-
-
-def rms_norm(x, weight, eps):
-    """RMSNorm in float32."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * weight.float()).to(x.dtype)
+from glm5next_cpu.latent import attend, rms_norm
 
 
 def norm_both(qr, kv, q_weight, kv_weight, eps):
@@ -60,7 +47,9 @@ class Impl(MLAAttentionImpl, SharedTopkIndicesBuffer):
         if not kv_cache.numel():
             return
         page = kv_cache.shape[1]
-        for row, slot in zip(kv_c_normed, slot_mapping.flatten().tolist(), strict=False):
+        for row, slot in zip(
+            kv_c_normed, slot_mapping.flatten().tolist(), strict=False
+        ):
             if slot >= 0:
                 kv_cache[slot // page, slot % page] = row
 
@@ -71,7 +60,9 @@ class Impl(MLAAttentionImpl, SharedTopkIndicesBuffer):
         for span, _, blocks in attn_metadata.requests:
             for token in range(span.start, span.stop):
                 chosen = self.topk_indices_buffer[token]
-                at = [place(blocks, cache.shape[1], i) for i in chosen.tolist() if i >= 0]
+                at = [
+                    place(blocks, cache.shape[1], i) for i in chosen.tolist() if i >= 0
+                ]
                 rows = torch.stack([cache[block, offset] for block, offset in at])
                 out[token] = attend(latent[token], rows, self.scale).to(out.dtype)
         return out, None
