@@ -43,3 +43,9 @@ def make(base: Path, layers: tuple[str, ...]) -> Path:
 def kda_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three KDA layers, the first with a dense MLP."""
     return make(tmp_path_factory.mktemp("kda"), checkpoint.KDA_ONLY)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """KDA and sparse MLA layers, as the real model's first five are."""
+    return make(tmp_path_factory.mktemp("full"), checkpoint.FULL)

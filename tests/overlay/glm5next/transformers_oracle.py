@@ -1,9 +1,9 @@
 """The tiny model by transformers, which implements it on its own, in float32.
 
-``python transformers_oracle.py FOLDER`` reads ``{"prompts": [[...]], "tokens": [[...]]}``
-and prints for each the tokens that greedy decoding takes after the same prefix, their
-log probabilities, and how far the next best is behind. It needs no vLLM, no EXL3, no
-cache and no pages: one forward pass over the whole sequence.
+Reads a JSON list of objects with ``model``, ``prompts`` and ``tokens`` and prints, for
+each, the tokens that greedy decoding takes after the same prefixes and the log
+probabilities of the given ones. It needs no vLLM, no EXL3, no cache and no pages: one
+forward pass over the whole sequence.
 """
 
 import json
@@ -42,21 +42,18 @@ def answer(model, head, prompt, tokens):
     ids = torch.tensor([prompt + tokens[:-1]])
     hidden = model(input_ids=ids, use_cache=False).last_hidden_state[0]
     steps = torch.log_softmax(hidden[len(prompt) - 1 :] @ head.T, -1)
-    best = steps.topk(2, -1)
     chosen = steps[range(len(tokens)), tokens]
-    return {
-        "tokens": best.indices[:, 0].tolist(),
-        "logprobs": chosen.tolist(),
-        "margins": (best.values[:, 0] - best.values[:, 1]).tolist(),
-    }
+    return {"tokens": steps.argmax(-1).tolist(), "logprobs": chosen.tolist()}
 
 
 @torch.no_grad()
 def main():
-    model, head = load(Path(sys.argv[1]))
-    job = json.load(sys.stdin)
-    pairs = zip(job["prompts"], job["tokens"], strict=True)
-    found = [answer(model, head, prompt, tokens) for prompt, tokens in pairs]
+    found = []
+    for job in json.load(sys.stdin):
+        model, head = load(Path(job["model"]))
+        pairs = zip(job["prompts"], job["tokens"], strict=True)
+        answers = [answer(model, head, *pair) for pair in pairs]
+        found.append({key: [one[key] for one in answers] for key in answers[0]})
     json.dump(found, sys.stdout)
 
 
