@@ -65,6 +65,12 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
         from glmspark.remoterank import relay
 
         sys.exit(relay(folder, boot, spec))
+    if (folder / "containers.json").is_file():
+        from glmspark.containers import enter, read_container
+
+        if box := read_container(folder, rank):
+            hold_view(Path(spec.argv[spec.argv.index("serve") + 1]))
+            enter(folder, boot, spec, box)
     spec = hold_model(spec)
     stated = state(spec)
     env = rank_env(spec, environ)
