@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+# Looking for pydantic's plugins in every installed distribution takes longer than all
+# else that this module does. The variable is ours alone: gone again below.
+_NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+_ours = _NO_PLUGINS not in os.environ
+os.environ.setdefault(_NO_PLUGINS, "__all__")
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 
@@ -226,6 +233,24 @@ class Paths(Table):
     )
 
 
+class Image(Table):
+    """The container image of runtime oci; nothing is ever pulled."""
+
+    archive: str = Field(
+        default="",
+        description="Archive of the image on the head (docker or OCI, a tar file), "
+        "loaded on every node that lacks it.",
+    )
+    config: str = Field(
+        default="",
+        pattern=r"^(sha256:[0-9a-f]{64})?$",
+        description="Digest of the image's config; empty: the archive's.",
+    )
+    tool: Literal["auto", "podman", "docker"] = Field(
+        default="auto", description="Container engine; auto: podman, else docker."
+    )
+
+
 class Kit(Table):
     """Everything that a start needs to know."""
 
@@ -264,6 +289,7 @@ class Kit(Table):
     ports: Ports = Ports()
     timeouts: Timeouts = Timeouts()
     paths: Paths = Paths()
+    image: Image = Image()
 
     @property
     def needs_key(self) -> bool:
@@ -304,3 +330,7 @@ class Kit(Table):
                 "or engine to vllm-cpu"
             )
         return self
+
+
+if _ours:
+    del os.environ[_NO_PLUGINS]
