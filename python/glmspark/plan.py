@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from glmspark.closures import require_closure
 from glmspark.ranks import EnginePaths, RankSpec, render_ranks
 from glmspark.runner import quote
-from glmspark.schema import Kit
+from glmspark.schema import Kit, Runtime
 
 
 class Goal(StrEnum):
@@ -36,6 +37,7 @@ class Action(StrEnum):
     """The kinds of steps; ``apply`` has one handler for each."""
 
     CHECK = "check"
+    ENGINE = "engine"
     MODEL = "model"
     KEY = "key"
     STOP = "stop"
@@ -108,6 +110,28 @@ def _check_steps(kit: Kit) -> list[Step]:
     ]
 
 
+def _engine_steps(kit: Kit, program: tuple[str, ...]) -> list[Step]:
+    """How the engine comes to the nodes that may lack it."""
+    if kit.runtime is Runtime.OCI:
+        image = kit.image.config or kit.image.archive
+        detail = {"archive": kit.image.archive, "config": kit.image.config}
+        title = f"load image {image}, if it is not there; nothing is pulled"
+        return [Step(Action.ENGINE, node.name, title, detail) for node in kit.nodes]
+    if kit.runtime is Runtime.VENV:
+        return []
+    closure = require_closure(kit, program)
+    return [
+        Step(
+            Action.ENGINE,
+            node.name,
+            f"bring {closure} with all that it needs, if it is not there (nix copy)",
+            {"closure": closure},
+        )
+        for node in kit.nodes
+        if node.ssh != "local"
+    ]
+
+
 def _launch_steps(kit: Kit, ranks: tuple[RankSpec, ...]) -> list[Step]:
     head = kit.nodes[0].name
     launches = [
@@ -148,6 +172,7 @@ def build_plan(kit: Kit, goal: Goal, paths: EnginePaths) -> Plan:
     ranks = render_ranks(kit, paths) if goal.launches else ()
     if goal.launches:
         steps += _check_steps(kit)
+        steps += _engine_steps(kit, paths.program)
         if kit.weights.target == "loopback":
             steps.append(
                 Step(

@@ -26,13 +26,17 @@ MODULES = (
     "facts",
     "fingerprint",
     "hostfacts",
+    "imageside",
     "leash",
+    "linkwatch",
     "netlink",
+    "nixside",
     "nodeside",
     "paths",
     "processes",
     "reach",
     "scene",
+    "viewlease",
 )
 OLDEST_PYTHON = (3, 11)
 NO_PYTHON = 97

@@ -27,6 +27,7 @@ def command(
 
     A finding that does not apply can be waived by its name: --waive fabric.mtu.
     """
+    from glmspark.bringing import wanted_of
     from glmspark.doctor import asker, examine
     from glmspark.ending import boot_names
     from glmspark.engine import engine_paths
@@ -38,7 +39,8 @@ def command(
     paths = kit_paths(settings.kit)
     program = engine_paths(settings.kit, paths).program
     boots = boot_names(paths)
-    seen = examine(settings.kit, asker(settings.kit, paths), program, boots)
+    ask, wanted = asker(settings.kit, paths), wanted_of(settings.kit, paths, program)
+    seen = examine(settings.kit, ask, program, boots, wanted=wanted)
     open_ = [one for one in seen.errors if one.check not in waive]
     if as_json:
         print_json(report(seen, waive))
