@@ -25,7 +25,7 @@ from glmspark import fingerprint, imageside, processes
 from glmspark.fabricfacts import growth, read_counters
 from glmspark.facts import Roots
 from glmspark.hostfacts import find_tools
-from glmspark.linkwatch import LinkWatch, device_of
+from glmspark.linkwatch import LinkWatch, MemoryWatch, device_of
 from glmspark.nodeside import node_paths
 from glmspark.scene import die_with_parent, private_shm
 
@@ -89,12 +89,13 @@ class _Stated:
 def _lives(
     child: subprocess.Popen[bytes],
     rank: Mapping[str, Any],
+    marker: str,
     heard: _Stated | None = None,
 ) -> str:
     """Why it is over: the rank ended (""), lost an engine process, or the head went."""
     heard_s = scanned_s = time.monotonic()
     engines: dict[processes.Identity, str] = {}
-    link = LinkWatch(device_of(rank["env"]))
+    link, memory = LinkWatch(device_of(rank["env"])), MemoryWatch()
     while child.poll() is None:
         if select.select([0], [], [], TICK_S)[0]:
             if not os.read(0, 4096):
@@ -106,11 +107,14 @@ def _lives(
             return f"nothing was heard of the head for {SILENCE_S:.0f} s"
         if time.monotonic() - scanned_s > SCAN_S:
             scanned_s = time.monotonic()
-            if broken := link.broken(scanned_s):
+            if broken := link.broken(scanned_s) or memory.short():
                 return broken
+            mine = _left(rank)
+            sys.stdout.write(f"\n{marker}progress {processes.progress(mine)}\n")
+            sys.stdout.flush()
             engines |= {
                 one.who: f"its process {one.engine_title} (pid {one.who.pid})"
-                for one in _left(rank)
+                for one in mine
                 if one.is_engine
             }
             lost = [text for who, text in engines.items() if not who.is_alive]
@@ -220,7 +224,7 @@ def hold(rank: Mapping[str, Any], marker: str) -> dict[str, Any]:
         stated = Path(scratch, f"rank-{rank['rank']}.fingerprint.json")
         heard = _Stated(stated, marker) if contained else None
         with suppress(AskedToEndError):
-            why = _lives(child, rank, heard)
+            why = _lives(child, rank, marker, heard)
             if child.returncode == -signal.SIGKILL and processes.oom_kills() > kills:
                 why = processes.OUT_OF_MEMORY
         left = end(child, rank)

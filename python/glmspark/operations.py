@@ -14,12 +14,13 @@ from glmspark.boot import (
     read_state,
 )
 from glmspark.bringing import wanted_of
+from glmspark.causes import deserves_retry
 from glmspark.console import Narrator
 from glmspark.doctor import Examination, asker, examine, with_netdevs
-from glmspark.ending import boot_names, end_kit, note_taken, without_ours
+from glmspark.ending import await_memory, boot_names, end_kit, note_taken, without_ours
 from glmspark.engine import engine_paths, engine_python
 from glmspark.errors import GlmSparkError, NotReadyError
-from glmspark.facts import probe
+from glmspark.facts import Roots, probe, read_memory
 from glmspark.generations import (
     closures_of,
     read_generations,
@@ -66,7 +67,7 @@ class Operator:
         self.seen: Examination | None = None
         self.wanted = ANYTHING
         self.launched = False
-        self.brought = False
+        self.brought = self.retried = False
         self.images: dict[str, ImageFacts] = {}
 
     @property
@@ -236,6 +237,8 @@ class Operator:
         """Start the supervisor, over whatever a dead one has left of this kit."""
         if self._end():
             self.narrator.note("ranks that an earlier start had left were ended")
+            self.narrator.busy("wait until their memory is back")
+            await_memory(lambda: read_memory(Roots())["MemAvailable"], time.sleep)
         folder = new_boot_folder(self.paths)
         boot = make_boot(self.kit, folder.name, plan, self.engine.key)
         boot.write(folder)
@@ -261,14 +264,31 @@ class Operator:
     def _ready(self, state: State | None, began_s: float, plan: Plan) -> Outcome:
         """Wait until the boot of ``state`` serves, then keep it as a generation."""
         assert state is not None  # noqa: S101 - await_state has seen it
-        try:
-            state = await_serving(self.paths, state.boot, self.narrator)
-        except GlmSparkError as error:
-            raise with_way_back(error, self.paths, plan) from error
+        state = self._await(state.boot, plan)
         image = self.wanted.image.config if self.wanted.image else ""
         engine = (self.wanted.closure, image)
         record(self.paths, self.configured, plan, state.boot, engine)
         return Outcome("live", state, self.waived, time.monotonic() - began_s)
+
+    def _await(self, boot: str, plan: Plan) -> State:
+        """The state of ``boot`` once it serves, or of the one try that follows it.
+
+        Raises:
+            GlmSparkError: it failed, for a reason that another try does not mend.
+        """
+        try:
+            return await_serving(self.paths, boot, self.narrator)
+        except GlmSparkError as error:
+            if self.retried or not deserves_retry(str(error)):
+                raise with_way_back(error, self.paths, plan) from error
+            self.retried = True
+            self.narrator.note(f"{error}")
+            self.narrator.note("such a first connection deserves one more try")
+        with operation_lock(self.lock, f"{plan.goal.value}, second try"):
+            self._launch(plan)
+        state = self.state()
+        assert state is not None  # noqa: S101 - its supervisor has spoken
+        return self._await(state.boot, plan)
 
     def _abandon(self) -> None:
         """Take a half-started kit down."""

@@ -144,6 +144,7 @@ def listeners(namespace: str) -> set[str]:
     return {line.split()[3] for line in done.stdout.splitlines()}
 
 
+@pytest.mark.cases(53)
 def test_the_node_gets_every_byte_and_the_view(cluster: Cluster) -> None:
     result = cluster.ok()
     assert result["received"] == len(FILES)
@@ -171,6 +172,7 @@ def test_what_the_node_has_under_another_name_is_not_sent(cluster: Cluster) -> N
     )
 
 
+@pytest.mark.cases(67)
 def test_both_rails_carry(cluster: Cluster) -> None:
     result = cluster.ok("--connections", "1", rails=2)
     assert set(result["by_rail"]) == {node for _, node in RAILS}
@@ -395,6 +397,7 @@ def test_a_program_that_is_not_on_the_path_is_said_so(cluster: Cluster) -> None:
     assert "--remote-program" in err
 
 
+@pytest.mark.cases(47)
 def test_an_address_without_route_is_found_before_anything_starts(
     cluster: Cluster,
 ) -> None:

@@ -70,6 +70,7 @@ def test_lock_names_a_commit_and_every_file(kit: Kit, hub: fakehub.Hub) -> None:
     )
 
 
+@pytest.mark.cases(51)
 def test_a_moved_branch_changes_nothing_that_is_locked(
     kit: Kit, hub: fakehub.Hub
 ) -> None:
@@ -86,12 +87,14 @@ def test_lock_waits_as_long_as_a_rate_limit_asks(kit: Kit, hub: fakehub.Hub) -> 
     assert "Rate limited" in kit.ok("lock", REPO).err
 
 
+@pytest.mark.cases(51)
 def test_an_absent_revision_fails_closed(kit: Kit, hub: fakehub.Hub) -> None:
     ran = kit.run("lock", f"{REPO}@{OTHER_REV}")
     assert ran.code == 5
     assert "has no revision" in ran.err
 
 
+@pytest.mark.cases(52)
 def test_an_unknown_revision_says_which_are_known_and_downloads_nothing(
     kit: Kit, hub: fakehub.Hub
 ) -> None:
@@ -128,6 +131,7 @@ def test_blobs_are_read_only_and_group_readable(kit: Kit, hub: fakehub.Hub) -> N
     assert modes == {0o444}
 
 
+@pytest.mark.cases(48)
 def test_a_complete_store_needs_no_downloader_and_no_network(
     kit: Kit, hub: fakehub.Hub
 ) -> None:
@@ -289,6 +293,7 @@ def test_a_lasting_failure_is_told_apart_and_ends(
     )
 
 
+@pytest.mark.cases(57)
 def test_a_rate_limit_is_waited_out(kit: Kit, hub: fakehub.Hub) -> None:
     lock = locked(kit, hub)
     hub.fail(SHARD, "429")
@@ -298,6 +303,7 @@ def test_a_rate_limit_is_waited_out(kit: Kit, hub: fakehub.Hub) -> None:
     assert view_of(kit, lock) == checkpoint()
 
 
+@pytest.mark.cases(57)
 def test_a_fault_of_the_service_is_tried_again(kit: Kit, hub: fakehub.Hub) -> None:
     lock = locked(kit, hub)
     hub.fail(SHARD, "503", "500")
@@ -305,6 +311,7 @@ def test_a_fault_of_the_service_is_tried_again(kit: Kit, hub: fakehub.Hub) -> No
     assert "again in" in ran.err
 
 
+@pytest.mark.cases(64)
 def test_401_says_that_the_token_was_not_accepted(kit: Kit, hub: fakehub.Hub) -> None:
     lock = locked(kit, hub)
     hub.token = "hf_right"
@@ -316,6 +323,7 @@ def test_401_says_that_the_token_was_not_accepted(kit: Kit, hub: fakehub.Hub) ->
     assert "a request without token was not accepted (401)" in anonymous.err
 
 
+@pytest.mark.cases(64)
 def test_403_says_that_the_terms_were_not_accepted(kit: Kit, hub: fakehub.Hub) -> None:
     lock = locked(kit, hub)
     hub.token = "hf_right"
@@ -326,6 +334,7 @@ def test_403_says_that_the_terms_were_not_accepted(kit: Kit, hub: fakehub.Hub) -
     assert f"{hub.url}/{REPO}" in ran.err
 
 
+@pytest.mark.cases(124)
 def test_an_unreachable_hub_is_said_so(kit: Kit, hub: fakehub.Hub) -> None:
     lock = locked(kit, hub)
     ran = kit.run("fetch", lock, *FAST, HF_ENDPOINT="http://127.0.0.1:9")
@@ -468,6 +477,7 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", str(mount)], check=True)
 
 
+@pytest.mark.cases(56)
 def test_missing_space_is_found_before_the_first_byte(
     kit: Kit, hub: fakehub.Hub, small_disk: Path
 ) -> None:

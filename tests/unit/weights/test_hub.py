@@ -43,6 +43,7 @@ def environment_of(kit: Kit, **env: str) -> dict[str, str]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.cases(59)
 def test_xet_keeps_no_second_copy_and_its_buffers_have_an_end(kit: Kit) -> None:
     env = environment_of(kit)
     assert env["HF_XET_CHUNK_CACHE_SIZE_BYTES"] == "0"
@@ -60,6 +61,7 @@ def test_what_the_user_set_stays(kit: Kit) -> None:
     assert env["HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_LIMIT"] == "1000"
 
 
+@pytest.mark.cases(57)
 def test_timeouts_are_longer_than_the_librarys_ten_seconds(kit: Kit) -> None:
     assert environment_of(kit)["HF_HUB_DOWNLOAD_TIMEOUT"] == "30"
 

@@ -25,6 +25,7 @@ def mountinfo(point: Path, text: str = GOOD) -> str:
     return f"29 1 8:1 / / rw - ext4 /dev/root rw\n99 29 0:55 / {point} {text}\n"
 
 
+@pytest.mark.cases(68)
 def test_only_the_blobs_are_exported_read_only_to_the_fabric(store: Store) -> None:
     line = nfs.exports_line(store, SUBNET, "192.168.100.1")
     path, _, rest = line.partition(" ")
@@ -32,6 +33,7 @@ def test_only_the_blobs_are_exported_read_only_to_the_fabric(store: Store) -> No
     assert rest == f"{SUBNET}(ro,all_squash,secure,sync,no_subtree_check)"
 
 
+@pytest.mark.cases(68)
 def test_no_token_can_stand_below_the_exported_folder(
     kit: Kit, filled: tuple[Store, Manifest, dict[str, bytes]]
 ) -> None:
@@ -41,6 +43,7 @@ def test_no_token_can_stand_below_the_exported_folder(
     assert {p.name for p in (store.root / "blobs").iterdir()} == {"sha256"}
 
 
+@pytest.mark.cases(68)
 @pytest.mark.parametrize(
     ("subnet", "address"),
     [
@@ -60,6 +63,7 @@ def test_nobody_but_the_fabric_may_be_named(
         nfs.exports_line(store, subnet, address)
 
 
+@pytest.mark.cases(70)
 def test_the_same_question_has_the_same_answer_and_exports_nothing(
     kit: Kit, store: Store
 ) -> None:

@@ -95,6 +95,7 @@ def test_root_leaves_nothing_that_the_user_cannot_move(tmp_path: Path) -> None:
     assert {p: uid for p, uid in owners.items() if uid != NOBODY} == {}
 
 
+@pytest.mark.cases(54)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as two users")
 def test_a_root_owned_store_is_refused_with_the_chown(tmp_path: Path, kit: Kit) -> None:
     Store.open(kit.store, create=True)
@@ -121,6 +122,7 @@ def test_a_root_owned_store_is_refused_with_the_chown(tmp_path: Path, kit: Kit) 
 # -- journal and verify --------------------------------------------------------
 
 
+@pytest.mark.cases(49)
 def test_a_second_check_reads_no_weights(filled: Filled) -> None:
     store, manifest, files = filled
     report = verify.verify(store, [manifest])
@@ -157,6 +159,7 @@ def test_a_flipped_bit_behind_the_same_stat_is_found_deep(filled: Filled) -> Non
     assert verify.verify(store, [manifest]).missing == list(damage.files)
 
 
+@pytest.mark.cases(56)
 @pytest.mark.parametrize("size", [0, 1000])
 def test_a_truncated_or_empty_blob_is_never_trusted(filled: Filled, size: int) -> None:
     store, manifest, files = filled
@@ -315,6 +318,7 @@ def test_the_real_list_links_by_size_and_name(tmp_path: Path) -> None:
 # -- pins ----------------------------------------------------------------------
 
 
+@pytest.mark.cases(62)
 def test_a_pinned_template_is_part_of_the_view_and_of_every_check(
     filled: Filled, tmp_path: Path
 ) -> None:
@@ -472,6 +476,7 @@ def test_forget_then_gc_frees_the_blobs(kit: Kit, filled: Filled) -> None:
     assert not os.path.lexists(store.root / "views" / manifest.slug)
 
 
+@pytest.mark.cases(66)
 def test_list_says_what_is_there_and_at_which_revision(
     kit: Kit, filled: Filled
 ) -> None:
