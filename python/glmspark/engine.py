@@ -89,6 +89,13 @@ def engine_paths(kit: Kit, paths: KitPaths) -> EnginePaths:
 
 
 def engine_python(program: tuple[str, ...]) -> str:
-    """The Python of the environment that the ``vllm`` program belongs to."""
-    beside = Path(program[0]).parent / "python"
-    return str(beside) if len(program) == 1 and beside.exists() else sys.executable
+    """The Python of the environment that the ``vllm`` program belongs to.
+
+    A link to ``vllm`` (a Nix profile, an image's /bin) is followed: the Python lies
+    beside the program itself. The Python is not: its own folder is the environment's.
+    """
+    path = Path(program[0])
+    if len(program) != 1 or not path.is_absolute():
+        return sys.executable
+    beside = path.resolve().parent / "python"
+    return str(beside) if beside.exists() else sys.executable

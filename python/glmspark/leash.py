@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from glmspark import fingerprint, imageside, processes
+from glmspark import fingerprint, imageside, processes, viewlease
 from glmspark.fabricfacts import growth, read_counters
 from glmspark.facts import Roots
 from glmspark.hostfacts import find_tools
@@ -194,11 +194,14 @@ def hold(rank: Mapping[str, Any], marker: str) -> dict[str, Any]:
 
     Raises:
         IntegrityError: the model cannot be fingerprinted.
-        OSError: the engine cannot be run.
+        OSError: the engine cannot be run, or the model is not there.
     """
     rank = localise(rank)
     contained = rank["container"] is not None
-    if not contained:
+    if contained:
+        viewlease.hold(Path(rank["model"]), inheritable=False)
+    else:
+        rank = viewlease.held(rank)
         announce(marker, _take(rank))
     libc = ctypes.CDLL(None, use_errno=True)
 

@@ -36,6 +36,7 @@ MODULES = (
     "processes",
     "reach",
     "scene",
+    "viewlease",
 )
 OLDEST_PYTHON = (3, 11)
 NO_PYTHON = 97
