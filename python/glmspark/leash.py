@@ -35,6 +35,8 @@ SILENCE_S = 20.0
 KILL_S = 10.0
 TICK_S = 0.2
 SCAN_S = 1.0
+# Seldom: a line that the rank has not ended yet is cut in two by it.
+PROGRESS_S = 10.0
 SECRET_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -69,6 +71,17 @@ def announce(marker: str, stated: fingerprint.Fingerprint) -> None:
     sys.stdout.flush()
 
 
+def _say_progress(
+    marker: str, mine: Sequence[processes.Marked], said_s: float
+) -> float:
+    """Tell the head how far the rank is, now and then; when it was told last."""
+    if time.monotonic() - said_s < PROGRESS_S:
+        return said_s
+    sys.stdout.write(f"\n{marker}progress {processes.progress(mine)}\n")
+    sys.stdout.flush()
+    return time.monotonic()
+
+
 def _take(rank: Mapping[str, Any]) -> fingerprint.Fingerprint:
     plugins = rank["env"].get("VLLM_PLUGINS", "")
     return fingerprint.take(rank["program"], rank["model"], rank["shape"], plugins)
@@ -93,7 +106,7 @@ def _lives(
     heard: _Stated | None = None,
 ) -> str:
     """Why it is over: the rank ended (""), lost an engine process, or the head went."""
-    heard_s = scanned_s = time.monotonic()
+    heard_s = scanned_s = said_s = time.monotonic()
     engines: dict[processes.Identity, str] = {}
     link, memory = LinkWatch(device_of(rank["env"])), MemoryWatch()
     while child.poll() is None:
@@ -110,8 +123,7 @@ def _lives(
             if broken := link.broken(scanned_s) or memory.short():
                 return broken
             mine = _left(rank)
-            sys.stdout.write(f"\n{marker}progress {processes.progress(mine)}\n")
-            sys.stdout.flush()
+            said_s = _say_progress(marker, mine, said_s)
             engines |= {
                 one.who: f"its process {one.engine_title} (pid {one.who.pid})"
                 for one in mine

@@ -32,8 +32,7 @@ from glmspark.health import is_healthy
 from glmspark.hostfacts import read_store
 from glmspark.imageside import ImageFacts
 from glmspark.launching import make_boot, new_boot_folder
-from glmspark.leash import end_boots
-from glmspark.loading import bring_engine, write_containers
+from glmspark.loading import bring_engine, end_containers, write_containers
 from glmspark.locks import lock_file, operation_lock
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
 from glmspark.plan import Action, Goal, Plan, Step, build_plan
@@ -237,7 +236,7 @@ class Operator:
             ended = end_kit(self.paths, self.backend, self.kit.timeouts.stop_s)
             boots = sorted(boot_names(self.paths))
             if self.kit.runtime is Runtime.OCI:
-                end_boots(boots, self.kit.image.tool)
+                end_containers(boots, self.kit.image.tool)
             if self._is_spread and boots:
                 end_remote(self.kit, self.paths, boots)
             return ended

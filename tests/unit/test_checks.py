@@ -303,6 +303,8 @@ def test_init_writes_a_kit_that_is_valid_and_names_what_it_saw(
     assert [node.ssh for node in kit.nodes] == ["local", "me@b"]
     assert kit.weights.drafter == "mtp"
     assert "# cabling: two rails (tp2)" in text and "enp1s0f0np0" in text
+    asked = render(propose(views, {"a": "local", "b": "b"}), "s", "mtp", {}, "oci")
+    assert 'runtime = "oci"' in asked
 
 
 def test_init_gives_the_commands_for_ports_without_addresses(views: Views) -> None:
