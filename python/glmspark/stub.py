@@ -35,8 +35,8 @@ class Script:
     ``log`` is printed at start; ``exit_after_s`` ends it with ``exit_code`` that long
     after launch; ``mute`` never joins; ``reply`` is the completion, empty for none;
     ``ignore_term`` makes SIGTERM do nothing; ``answer_s`` delays every completion;
-    ``hog_bytes`` is memory that it takes when it is asked for a completion or has
-    joined.
+    ``join_s`` passes before it joins, ``hog_bytes`` is memory that it takes then;
+    ``once`` leaves the script out at the second start.
     """
 
     load_s: float = 0.2
@@ -49,6 +49,8 @@ class Script:
     ignore_term: bool = False
     answer_s: float = 0.0
     hog_bytes: int = 0
+    join_s: float = 0.0
+    once: bool = False
 
     def hog(self) -> None:
         """Take the memory, page by page, and keep it."""
@@ -62,7 +64,13 @@ class Script:
         """The script of ``rank`` in the model's folder, or one without faults."""
         file = model / "stub.json"
         scripts = json.loads(file.read_text()) if file.is_file() else {}
-        return Script(**scripts.get(str(rank), {}))
+        found = Script(**scripts.get(str(rank), {}))
+        mark = model.with_name(f"started-{rank}")
+        if found.once and mark.exists():
+            return Script()
+        if found.once:
+            mark.touch()
+        return found
 
 
 def _fork_engine(title: str) -> int:
@@ -203,6 +211,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 def _join(args: argparse.Namespace, script: Script) -> None:
     """The worker's side of the rendezvous; tries until the head is there."""
+    time.sleep(script.join_s)
     while True:
         try:
             peer = socket.create_connection((args.master_addr, args.master_port), 5)
