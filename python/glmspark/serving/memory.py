@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from glmspark.errors import PreflightError
+from glmspark.serving.exl3scratch import scratch_bytes
 from glmspark.serving.kv import Drafting, KvKind, Layout, draft_block_for, layout
 from glmspark.serving.model import DraftShape, ModelShape
 from glmspark.serving.profiles import Engine
@@ -14,10 +15,6 @@ from glmspark.serving.topology import Topology
 
 GIB = 2**30
 
-# Kernel scratch of the EXL3 MoE: concurrent experts and rows of one pass.
-# Source: exllamav3 1.6.5, exl3_moe_max_concurrency on 48 SMs; overlay/vllm_exl3.
-EXL3_CONCURRENCY = 6
-EXL3_ROWS = 2048
 # vLLM's bound on the indexer's logits (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB).
 INDEXER_LOGITS_BYTES = 512 * 2**20
 # Captured graphs took -0.19 to 0.46 GiB where they were measured (public recipe, TP2).
@@ -26,8 +23,9 @@ GRAPH_BYTES = round(0.46 * GIB)
 HEAD_PROCESS_BYTES = round(3.2 * GIB)
 # Driver, CUDA context, NCCL, allocator slack, JIT and the worker process. Not
 # measured one by one anywhere: of 121.69 GiB the public recipe's idle TP2 head had 6
-# free, beside 82.94 of weights, 11 of KV, 3.2 of head processes, the items that are
-# computed here (3.5) and an idle system (3.5). The first boot replaces it.
+# free, beside 82.94 of weights, 11 of KV, 3.2 of head processes, scratch that is
+# computed here (3.5, with that engine's MoE kernels) and an idle system (3.5). The
+# first boot replaces it.
 UNITEMISED_BYTES = round(11.5 * GIB)
 # Largest pool that anybody ran (three Sparks); four saw NV_ERR_NO_MEMORY at a share
 # of 0.85 and ran at 0.75, which is about as much. A profile's kv_gib may ask for more.
@@ -158,13 +156,21 @@ def engine_layout(
     return layout(model, topo, small, kind=kind)
 
 
+def _exl3_scratch(model: ModelShape, topo: Topology, batched: int) -> int:
+    whole = topo.expert_parallel
+    return scratch_bytes(
+        batched,
+        experts=topo.pad(model.experts) // topo.ranks if whole else model.experts,
+        top_k=model.experts_per_token,
+        hidden=model.hidden,
+        width=model.expert_intermediate // (1 if whole else topo.ranks),
+    )
+
+
 def _scratch(
     model: ModelShape, topo: Topology, engine: Engine, batched: int
 ) -> list[Item]:
-    inner = model.expert_intermediate
-    local = inner if topo.expert_parallel else inner // topo.ranks
-    rows = min(EXL3_ROWS, batched)
-    moe = 2 * EXL3_CONCURRENCY * rows * (model.hidden + local) * 2
+    moe = _exl3_scratch(model, topo, batched)
     columns = 128 * math.ceil((model.index_topk + model.index_kpool - 1) / 128)
     factor = 5 if engine.max_model_len <= 256 * 1024 else 2
     gather = engine.max_model_len * 8 * factor // model.index_kpool * 132
@@ -172,7 +178,7 @@ def _scratch(
     kda = topo.pad(model.kda_heads) // topo.ranks * model.kda_head_dim
     row = 3 * model.streams * model.hidden + 3 * heads * model.kv_lora + 9 * kda
     return [
-        Item("EXL3 scratch", moe, "2 C R (H+I) fp16, C=6, R<=2048"),
+        Item("EXL3 scratch", moe, "the kernels' own bound"),
         Item("top-k rows", batched * columns * 4, "vLLM 0.32.0, one int32 buffer"),
         Item("indexer gather", gather, "vLLM 0.32.0, 8 x factor x length / kpool"),
         Item("indexer logits", INDEXER_LOGITS_BYTES, "vLLM 0.32.0's own bound"),
