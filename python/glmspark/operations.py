@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from glmspark import paddeddraft
 from glmspark.backends import Backend, Launch, await_state, pick_backend
 from glmspark.boot import (
     Api,
@@ -20,7 +22,7 @@ from glmspark.boot import (
     stale_boots,
 )
 from glmspark.console import Narrator
-from glmspark.doctor import Examination, asker, examine, with_netdevs
+from glmspark.doctor import Examination, asker, examine, remote_of, with_netdevs
 from glmspark.ending import boot_names, end_kit, without_ours
 from glmspark.engine import engine_paths, engine_python
 from glmspark.errors import (
@@ -35,12 +37,25 @@ from glmspark.facts import Roots, probe, read_listeners
 from glmspark.guards import require_head, uninterrupted
 from glmspark.health import is_healthy
 from glmspark.locks import operation_lock
+from glmspark.nodesmemory import read_nodes_memory, with_memory, write_nodes_memory
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
-from glmspark.plan import Action, Goal, Plan, Step, api_url, build_plan
-from glmspark.preflight import Finding, check_node, check_waivers, report
+from glmspark.plan import (
+    Action,
+    Goal,
+    Plan,
+    Step,
+    api_url,
+    build_plan,
+    without_verdict,
+)
+from glmspark.preflight import Finding, check_node, check_waivers, report, unjudged
 from glmspark.remoterank import end_remote, write_access
 from glmspark.runner import Command, Runner, check
 from glmspark.schema import Kit
+
+if TYPE_CHECKING:
+    from glmspark.serving.kit import KitShape
+    from glmspark.views import NodeView
 
 PHASE_WORDS = {
     "launch": "the ranks state what they run",
@@ -77,15 +92,24 @@ class Operator:
         self.waived: tuple[Finding, ...] = ()
         self.seen: Examination | None = None
         self.launched = False
+        self.shape: KitShape | None = None
 
     @property
     def backend(self) -> Backend:
         """What keeps the supervisor alive on this machine."""
         return pick_backend(self.kit.supervisor, self.runner)
 
-    def plan(self, goal: Goal) -> Plan:
-        """The plan that this operator would carry out."""
-        return build_plan(self.kit, goal, self.engine)
+    def plan(self, goal: Goal, waive: tuple[str, ...] = ()) -> Plan:
+        """The plan that this operator would carry out; GPU kits' nodes are asked.
+
+        Raises:
+            PreflightError: a node of a GPU kit does not answer, or the ranks do not
+                fit; every finding is named.
+        """
+        if self.kit.engine.uses_gpu and goal.launches and self.shape is None:
+            self._survey(waive)
+        fit = "host.memory" not in waive
+        return build_plan(self.kit, goal, self.engine, self.shape, fit=fit)
 
     def state(self) -> State | None:
         """What the last supervisor said, current or not."""
@@ -125,7 +149,9 @@ class Operator:
         check_waivers(waive)
         require_head(self.kit)
         self._survey(waive)
-        plan = self.plan(goal)
+        plan = without_verdict(self.plan(goal, waive), waive)
+        if "canary.answers" in waive and self.kit.judges_answers:
+            self._say_waived([unjudged(self.kit.nodes[0].name)])
         began_s = time.monotonic()
         make_folder(self.paths.state, "paths.state")
         make_folder(self.paths.boots, "paths.state")
@@ -151,14 +177,36 @@ class Operator:
 
     def _survey(self, waive: tuple[str, ...]) -> None:
         """Look at all hosts of a spread kit; their devices are part of the plan."""
-        if not self._is_spread:
+        if not (self._is_spread or self.kit.engine.uses_gpu):
             return
         self.narrator.busy("look at every node")
-        ask, boots = asker(self.kit, self.paths), boot_names(self.paths)
-        self.seen = examine(self.kit, ask, self.engine.program, boots)
-        self.kit = with_netdevs(self.kit, self.seen.views)
-        if len(self.seen.views) < len(self.kit.nodes):
+        self.seen = self._examine()
+        # A GPU kit's ranks cannot even be planned from nodes that are not in order.
+        is_needed = self.kit.engine.uses_gpu and not self._is_up
+        if len(self.seen.views) < len(self.kit.nodes) or is_needed:
             report(list(self.seen.findings), waive)
+        self.assume(self.seen.views)
+
+    def assume(self, views: tuple[NodeView, ...]) -> None:
+        """Plan from ``views``, without asking any node."""
+        self.kit = with_netdevs(self.kit, views)
+        if self.kit.engine.uses_gpu:
+            from glmspark.serving.gpukit import shape_of
+
+            self.shape = shape_of(self.kit, views)
+
+    @property
+    def _is_up(self) -> bool:
+        state = self.state()
+        return state is not None and state.is_up
+
+    def _examine(self) -> Examination:
+        """Ask every node; a serving kit's memory is what was there before it."""
+        ask, boots = asker(self.kit, self.paths), boot_names(self.paths)
+        state = self.state()
+        if state is not None and state.is_up:
+            ask = with_memory(ask, read_nodes_memory(self.paths.boots / state.boot))
+        return examine(self.kit, ask, self.engine.program, boots)
 
     def _attach(self, state: State, plan: Plan) -> Outcome:
         if state.digest != plan.digest:
@@ -181,6 +229,7 @@ class Operator:
         handlers: Mapping[Action, Callable[[Step], None]] = {
             Action.CHECK: lambda step: self._check(step, waive),
             Action.MODEL: self._model,
+            Action.DRAFT: self._draft,
             Action.KEY: self._key,
             Action.STOP: self._stop,
         }
@@ -201,11 +250,13 @@ class Operator:
 
     def _judge(self, waived: list[Finding], node: str) -> None:
         """Say what was waived for ``node``, and that nothing else is in the way."""
-        waived = [finding for finding in waived if finding.node == node]
+        self._say_waived([finding for finding in waived if finding.node == node])
+        self.narrator.say(f"{node}: checked, nothing in the way")
+
+    def _say_waived(self, waived: list[Finding]) -> None:
         for finding in waived:
             self.narrator.note(f"waived: {finding.line()}")
         self.waived += tuple(waived)
-        self.narrator.say(f"{node}: checked, nothing in the way")
 
     def _model(self, _step: Step) -> None:
         here = str(Path(__file__).parents[1])
@@ -214,6 +265,14 @@ class Operator:
             (*argv, self.engine.model), env={"PYTHONPATH": here}, timeout_s=120
         )
         check(self.runner, command)
+
+    def _draft(self, step: Step) -> None:
+        node = next(one for one in self.kit.nodes if one.name == step.node)
+        if node.ssh == "local":
+            paddeddraft.make(**step.detail)
+        else:
+            remote = remote_of(self.kit, node, self.paths)
+            remote.call("glmspark.paddeddraft:make", step.detail)
 
     def _key(self, _step: Step) -> None:
         ensure_key(self.paths.key)
@@ -236,6 +295,8 @@ class Operator:
         folder = self._new_boot_folder()
         boot = self._boot(folder.name, plan)
         boot.write(folder)
+        if self.seen is not None:
+            write_nodes_memory(folder, self.seen.views)
         write_access(folder, self.kit, self.paths)
         launch = Launch(
             self.kit.name, folder, self.paths.state_file, self.kit.engine.uses_gpu
@@ -278,6 +339,7 @@ class Operator:
             ),
             api=Api(kit.serve.host, kit.serve.port, kit.serve.name, api_url(kit), key),
             ranks=tuple(reversed(plan.ranks)),  # launched in this order: head last
+            trial=plan.trial,
         )
 
     def _ready(self, state: State | None, began_s: float) -> Outcome:

@@ -29,6 +29,7 @@ MODULES = (
     "leash",
     "netlink",
     "nodeside",
+    "paddeddraft",
     "paths",
     "processes",
     "reach",

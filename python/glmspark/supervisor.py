@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from glmspark import fingerprint, health, processes
+from glmspark import fingerprint, health, processes, trial
 from glmspark.boot import Boot, Failure, State, kernel_boot, scratch_folder
 from glmspark.causes import first_cause, hint_for
 from glmspark.errors import ExitCode
@@ -31,6 +31,10 @@ KILL_S = 10.0
 # What is left when the main processes of all ranks have ended gets this long.
 ORPHAN_S = 0.5
 LOG_BYTES = 64 << 20
+TRIAL_HINT = (
+    "canary.log has what was asked and answered; glmspark start again; if it repeats, "
+    "glmspark weights verify --deep"
+)
 # A rank gets on when it logs, reads, or computes; this much of each counts as one.
 PROGRESS_IO_BYTES = 1 << 20
 PROGRESS_CPU_S = 1.0
@@ -48,12 +52,18 @@ def how_it_ended(status: int) -> str:
     return f"exit status {os.WEXITSTATUS(status)}"
 
 
+def trial_log(folder: Path) -> Path:
+    """What the engine was asked before it was announced, and what it answered."""
+    return folder / "canary.log"
+
+
 class Prober(threading.Thread):
     """Asks the API beside the watch, so that a slow answer delays no decision."""
 
-    def __init__(self, boot: Boot) -> None:
+    def __init__(self, boot: Boot, folder: Path) -> None:
         super().__init__(daemon=True)
         self._boot = boot
+        self._folder = folder
         self.healthy: bool | None = None
         self.canary: str | None = None
         self.wants_canary = threading.Event()
@@ -67,11 +77,17 @@ class Prober(threading.Thread):
             time.sleep(0.5 if self.canary is None else 1.0)
 
     def _ask_canary(self) -> str:
-        """What is wrong with the first completion; whatever goes wrong is said."""
+        """What is wrong with the first answers; whatever goes wrong is said."""
         api, limit_s = self._boot.api, self._boot.limits.canary_s
         try:
             key = read_key(Path(api.key_file)) if api.key_file else ""
-            return health.canary(api, key, limit_s)
+            with trial_log(self._folder).open("a") as log:
+
+                def note(line: str) -> None:
+                    log.write(line + "\n")
+                    log.flush()
+
+                return trial.run(api, key, self._boot.trial, limit_s, note)
         except Exception as error:  # noqa: BLE001 - a thread's words reach nobody else
             return f"it could not be asked for: {error}"
 
@@ -135,7 +151,7 @@ class Supervisor:
 
     def _watch(self, watch: Watch) -> Watch:
         """Follow the boot until it has ended or is asked to."""
-        prober = Prober(self.boot)
+        prober = Prober(self.boot, self.folder)
         prober.start()
         while not watch.phase.is_final:
             before = watch.phase
@@ -268,6 +284,9 @@ class Supervisor:
         """The failure with the first cause that the logs show, and its remedy."""
         if failure is None:
             return None
+        if failure.exit_code == ExitCode.INTEGRITY and trial_log(self.folder).exists():
+            hint = failure.hint or TRIAL_HINT
+            failure = replace(failure, hint=hint)
         order = [failure.rank] if failure.rank is not None else []
         order += [s.rank for s in self.boot.ranks if s.rank not in order]
         for rank in order:

@@ -14,6 +14,7 @@ from glmspark.cli.options import (
     settings_of,
     tell,
     waive_option,
+    warm_up_option,
 )
 from glmspark.plan import Goal
 
@@ -24,12 +25,14 @@ def bring_up(goal: Goal, kit: str | None, sets: tuple[str, ...], **how: Any) -> 
     from glmspark.operations import Operator
     from glmspark.runner import ProcessRunner
 
+    if how.get("warm_up") is not None:
+        sets = (*sets, f"serve.warm_up={str(how['warm_up']).lower()}")
     settings = settings_of(kit, sets)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with narrator() as teller:
         operator = Operator(settings.kit, ProcessRunner(), teller)
         if how["dry_run"]:
-            show_plan(operator.plan(goal), as_json=how["as_json"])
+            show_plan(operator.plan(goal, how["waive"]), as_json=how["as_json"])
             return
         act = operator.restart if goal.stops else operator.start
         outcome = act(how["waive"])
@@ -75,6 +78,7 @@ def show_live(topology: str, outcome: Any, operator: Any, *, as_json: bool) -> N
 @click.command(name="start")
 @kit_options
 @waive_option
+@warm_up_option
 @click.option("--dry-run", is_flag=True, help="Print the plan; do nothing.")
 @json_option
 def command(kit: str | None, sets: tuple[str, ...], **how: Any) -> None:

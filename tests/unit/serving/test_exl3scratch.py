@@ -13,9 +13,7 @@ from vllm_exl3 import dispatch
 NODE = NodeMemory("spark-1", 130_663_153_664, 126_000_000_000)
 SHAPES = [
     {"experts": e, "top_k": k, "hidden": h, "width": w}
-    for e, k, h, w in itertools.product(
-        (96, 288), (4, 8), (4096,), (512, 1024, 2048)
-    )
+    for e, k, h, w in itertools.product((96, 288), (4, 8), (4096,), (512, 1024, 2048))
 ]
 
 
@@ -28,7 +26,7 @@ def test_formula_is_the_kernels(shape, tokens):
 
 def test_constants_are_the_kernels():
     assert exl3scratch.COOP_SLOTS == dispatch.COOP_SLOTS
-    assert exl3scratch.PASS_TOKENS == dispatch.Limits().pass_tokens
+    assert dispatch.Limits().pass_tokens == exl3scratch.PASS_TOKENS
     assert exl3scratch.ALIGNMENT == dispatch.ALIGNMENT
 
 
