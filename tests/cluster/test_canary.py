@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from glmspark import operations, processes
 from glmspark.boot import Boot
-from glmspark.console import Narrator
+from glmspark.console import PlainNarrator
 from glmspark.doctor import Examination
 from glmspark.errors import IntegrityError, PreflightError
 from glmspark.operations import Operator
 from glmspark.runner import ProcessRunner
 from glmspark.schema import Kit, Runtime
+from glmspark.serving.model import shipped_config
 from glmspark.settings import load_settings
 from glmspark.views import NodeView
 
@@ -99,6 +100,10 @@ def test_a_typo_is_no_waiver(stub_kit: Make, word: str) -> None:
     assert stub_kit(ANSWERS).run("start", "--waive", word).code == 3
 
 
+# The supervisor outlives the command that has launched it, which is a test here.
+outlives = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
 # A GPU kit from its nodes' facts to serving ranks; the ranks run the stand-in.
 class Planned(Operator):
     """An operator whose nodes have answered already."""
@@ -110,19 +115,24 @@ class Planned(Operator):
 
 
 @pytest.fixture
-def spark_kit(stub_kit: Make, tmp_path: Path) -> Callable[..., tuple[TestKit, Planned]]:
+def spark_kit(
+    stub_kit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[TestKit, Planned]]:
     """Makes a kit of two Sparks on this machine, and the operator that starts it."""
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "python"))
 
     def make(available: int = 112, **script: object) -> tuple[TestKit, Planned]:
         made = stub_kit(rank0=script)
+        config = json.dumps(shipped_config("glm-5.3-flash"))
+        (made.model / "config.json").write_text(config)
         program = tmp_path / "vllm"
         stub = REPOSITORY / "python/glmspark/stub.py"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -P {stub} "$@"\n')
         program.chmod(0o755)
         kit = sparks(made, program)
-        operator = Planned(kit, ProcessRunner(), Narrator())
+        operator = Planned(kit, ProcessRunner(), PlainNarrator())
         views = [
-            view(tmp_path, node.name, n, available) for n, node in enumerate(kit.nodes)
+            view(made.root, node.name, n, available) for n, node in enumerate(kit.nodes)
         ]
         operator.answers = Examination(tuple(views), ())
         return made, operator
@@ -154,6 +164,7 @@ def view(root: Path, name: str, rank: int, available: int) -> NodeView:
 SparkKit = Callable[..., tuple[TestKit, Planned]]
 
 
+@outlives
 def test_a_gpu_kit_starts_from_its_nodes_facts(spark_kit: SparkKit) -> None:
     made, operator = spark_kit()
     outcome = operator.start()
@@ -185,6 +196,7 @@ def test_a_gpu_kit_starts_from_its_nodes_facts(spark_kit: SparkKit) -> None:
         ("thinking", "thinking was asked for"),
     ],
 )
+@outlives
 def test_a_degenerate_gpu_kit_does_not_serve(
     spark_kit: SparkKit, fault: str, said: str
 ) -> None:
@@ -195,6 +207,7 @@ def test_a_degenerate_gpu_kit_does_not_serve(
     made.assert_nothing_left()
 
 
+@outlives
 def test_a_gpu_kit_that_does_not_fit_launches_nothing(spark_kit: SparkKit) -> None:
     made, operator = spark_kit(available=90)
     with pytest.raises(PreflightError, match="GiB short; the largest context"):
@@ -205,6 +218,7 @@ def test_a_gpu_kit_that_does_not_fit_launches_nothing(spark_kit: SparkKit) -> No
     assert outcome.word == "live"
 
 
+@outlives
 def test_a_restart_plans_with_the_memory_before_the_boot(spark_kit: SparkKit) -> None:
     made, operator = spark_kit()
     operator.start()
