@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glmspark.boot import write_json
+from glmspark.boot import read_state, write_json
 from glmspark.doctor import Ask
+from glmspark.paths import KitPaths
 from glmspark.schema import Node
 from glmspark.views import NodeView
 
@@ -35,6 +36,14 @@ def read_nodes_memory(folder: Path) -> Memory:
     except (OSError, ValueError):
         return {}
     return found
+
+
+def remembering(ask: Ask, paths: KitPaths) -> Ask:
+    """``ask``, and while the kit is up its nodes' memory is what was there before."""
+    state = read_state(paths.state_file)
+    if state is None or not state.is_up:
+        return ask
+    return with_memory(ask, read_nodes_memory(paths.boots / state.boot))
 
 
 def with_memory(ask: Ask, known: Memory) -> Ask:

@@ -37,7 +37,7 @@ from glmspark.facts import Roots, probe, read_listeners
 from glmspark.guards import require_head, uninterrupted
 from glmspark.health import is_healthy
 from glmspark.locks import operation_lock
-from glmspark.nodesmemory import read_nodes_memory, with_memory, write_nodes_memory
+from glmspark.nodesmemory import remembering, write_nodes_memory
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
 from glmspark.plan import (
     Action,
@@ -104,10 +104,10 @@ class Operator:
 
         Raises:
             PreflightError: a node of a GPU kit does not answer, or the ranks do not
-                fit; every finding is named.
+                fit.
         """
         if self.kit.engine.uses_gpu and goal.launches and self.shape is None:
-            self._survey(waive)
+            self._look()
         fit = "host.memory" not in waive
         return build_plan(self.kit, goal, self.engine, self.shape, fit=fit)
 
@@ -179,13 +179,26 @@ class Operator:
         """Look at all hosts of a spread kit; their devices are part of the plan."""
         if not (self._is_spread or self.kit.engine.uses_gpu):
             return
+        seen = self._look(waive)
+        if len(seen.views) < len(self.kit.nodes):
+            report(list(seen.findings), waive)
+
+    def _look(self, waive: tuple[str, ...] | None = None) -> Examination:
+        """Look at all hosts and plan from what they say.
+
+        ``waive`` makes a GPU kit that is not up stop at the findings, all of which
+        say more than what could not be rendered for one of them.
+        """
         self.narrator.busy("look at every node")
         self.seen = self._examine()
-        # A GPU kit's ranks cannot even be planned from nodes that are not in order.
-        is_needed = self.kit.engine.uses_gpu and not self._is_up
-        if len(self.seen.views) < len(self.kit.nodes) or is_needed:
+        is_strict = self.kit.engine.uses_gpu and not self._is_up
+        if waive is not None and is_strict:
             report(list(self.seen.findings), waive)
+        elif waive is None and self.seen.errors:
+            count = len(self.seen.errors)
+            self.narrator.note(f"{count} in the way of a start: glmspark doctor")
         self.assume(self.seen.views)
+        return self.seen
 
     def assume(self, views: tuple[NodeView, ...]) -> None:
         """Plan from ``views``, without asking any node."""
@@ -203,9 +216,7 @@ class Operator:
     def _examine(self) -> Examination:
         """Ask every node; a serving kit's memory is what was there before it."""
         ask, boots = asker(self.kit, self.paths), boot_names(self.paths)
-        state = self.state()
-        if state is not None and state.is_up:
-            ask = with_memory(ask, read_nodes_memory(self.paths.boots / state.boot))
+        ask = remembering(ask, self.paths)
         return examine(self.kit, ask, self.engine.program, boots)
 
     def _attach(self, state: State, plan: Plan) -> Outcome:

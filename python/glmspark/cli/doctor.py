@@ -30,6 +30,7 @@ def command(
     from glmspark.doctor import asker, examine
     from glmspark.ending import boot_names
     from glmspark.engine import engine_paths
+    from glmspark.nodesmemory import remembering
     from glmspark.paths import kit_paths
     from glmspark.preflight import check_waivers
 
@@ -38,7 +39,8 @@ def command(
     paths = kit_paths(settings.kit)
     program = engine_paths(settings.kit, paths).program
     boots = boot_names(paths)
-    seen = examine(settings.kit, asker(settings.kit, paths), program, boots)
+    ask = remembering(asker(settings.kit, paths), paths)
+    seen = examine(settings.kit, ask, program, boots)
     open_ = [one for one in seen.errors if one.check not in waive]
     if as_json:
         print_json(report(seen, waive))

@@ -11,7 +11,7 @@ import click
 from glmspark.cli.options import json_option, kit_options, print_json, settings_of
 from glmspark.cli.start import show_plan
 from glmspark.errors import ConfigError
-from glmspark.plan import Goal, Plan
+from glmspark.plan import Goal, Plan, build_plan
 from glmspark.schema import Kit
 
 if TYPE_CHECKING:
@@ -69,6 +69,11 @@ def reported(kit: Kit, facts: Path) -> tuple[NodeView, ...]:
 
 def plan_of(kit: Kit, facts: Path | None) -> Plan:
     """The plan of a start, from ``facts`` or from what the nodes answer now."""
+    if not kit.engine.uses_gpu:  # needs nobody's answer, and none of what asks
+        from glmspark.engine import engine_paths
+        from glmspark.paths import kit_paths
+
+        return build_plan(kit, Goal.START, engine_paths(kit, kit_paths(kit)))
     from glmspark.console import narrator
     from glmspark.operations import Operator
     from glmspark.runner import ProcessRunner

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from glmspark import doctor
 from glmspark.cli import run
 from glmspark.doctor import views_from_report
 from glmspark.errors import ConfigError, PreflightError
 from glmspark.fabrictypes import FabricFacts
+from glmspark.paths import kit_paths
 from glmspark.plan import Action, Goal, Plan, build_plan, without_verdict
+from glmspark.rankexec import rank_alone
 from glmspark.ranks import EnginePaths, RankSpec
 from glmspark.schema import Kit
 from glmspark.serving.gpukit import (
@@ -25,6 +28,7 @@ from glmspark.serving.gpukit import (
     shared_flags,
 )
 from glmspark.serving.memory import GIB
+from glmspark.serving.model import shipped_config
 from glmspark.serving.nccl import PER_NODE
 from glmspark.settings import load_settings
 from glmspark.views import NodeView
@@ -326,3 +330,29 @@ def test_rendering_is_pure_enough_to_be_repeated(tmp_path: Path) -> None:
     shape = shape_of(kit, views)
     plans = [build_plan(kit, Goal.START, PATHS, shape) for _ in range(2)]
     assert plans[0] == plans[1] and plans[0].digest == plans[1].digest
+
+
+@pytest.mark.parametrize(("topology", "rank"), [("tp2", 1), ("tp3", 2)])
+def test_a_unit_runs_its_rank_from_its_own_node_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topology: str, rank: int
+) -> None:
+    views = make_views(tmp_path, topology)
+    kit = make_kit(views, topology, DRAFT)
+    monkeypatch.setattr(doctor, "look_here", lambda _kit, at, *_: views[at])
+    draft = tmp_path / "drafter"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps(shipped_config("dflash2")))
+    padded = tmp_path / "padded"
+    paths = replace(PATHS, draft=str(draft), padded_draft=str(padded))
+    spec = rank_alone(kit, rank, paths, kit_paths(kit, {"HOME": "/x"}))
+    plan = build_plan(kit, Goal.START, paths, shape_of(kit, views))
+    assert spec == plan.ranks[rank]
+    assert padded.is_dir() is (topology == "tp3")
+
+
+def test_a_look_at_this_machine_asks_no_peer(tmp_path: Path) -> None:
+    views = make_views(tmp_path, "tp2")
+    kit = make_kit(views, "tp2")
+    seen = doctor.look_here(kit, 1, kit_paths(kit, {"HOME": "/x"}), ("vllm",))
+    assert (seen.name, seen.rank, seen.address) == ("spark-2", 1, "10.66.1.2")
+    assert seen.paths == () and seen.facts.memory["MemTotal"] > 0
