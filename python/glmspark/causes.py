@@ -75,6 +75,15 @@ SIGNATURES = (
         "packets are lost on the fabric: compare MTU and cabling of both ends",
     ),
     _known(
+        r"(?i)lack of memory|out of memory",
+        "glmspark doctor names the largest programs of each node; stop them, or lower "
+        "serve.kv_cache_bytes",
+    ),
+    _known(
+        r"the fabric: device \S+ (is down|has gone)",
+        "see to the cable and the port, then: glmspark doctor",
+    ),
+    _known(
         r"(?i)cannot allocate memory|ENOMEM",
         "memory could not be registered or allocated: check memlock and free memory",
     ),

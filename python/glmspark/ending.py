@@ -11,8 +11,9 @@ from dataclasses import replace
 from glmspark import processes
 from glmspark.backends import Backend
 from glmspark.boot import State, boot_folders, read_state, scratch_folder
+from glmspark.console import Narrator
 from glmspark.errors import CommandError
-from glmspark.facts import Facts
+from glmspark.facts import Facts, Roots, read_listeners
 from glmspark.paths import KitPaths
 
 # The supervisor needs this long beyond the grace of its ranks to kill and to prove.
@@ -90,3 +91,12 @@ def without_ours(facts: Facts, boots: set[str]) -> Facts:
         strays=tuple(stray for stray in facts.strays if stray.pid not in ours),
         listeners=tuple(one for one in facts.listeners if one.pid not in ours),
     )
+
+
+def note_taken(port: int, narrator: Narrator) -> None:
+    """Say who holds a port of the kit now that none of its ranks is alive."""
+    for one in read_listeners(Roots()):
+        if one.port == port:
+            owner = f"pid {one.pid} ({one.program})" if one.pid else "somebody"
+            narrator.note(f"port {port} is held by {owner}, none of this kit's ranks")
+            return

@@ -14,7 +14,7 @@ from typing import Any
 from glmspark.errors import ConfigError
 from glmspark.paths import KitPaths, expand
 from glmspark.ranks import EnginePaths
-from glmspark.schema import Engine, Kit
+from glmspark.schema import Engine, Kit, Runtime
 
 
 def find_program(kit: Kit) -> tuple[str, ...]:
@@ -25,9 +25,11 @@ def find_program(kit: Kit) -> tuple[str, ...]:
     Raises:
         ConfigError: paths.engine names something that is not there.
     """
-    if kit.engine is Engine.STUB:
+    if kit.engine is Engine.STUB and not kit.paths.engine:
         # As a file, with a safe path: the rank's environment has no Python path.
         return (sys.executable, "-P", str(Path(__file__).with_name("stub.py")))
+    if kit.runtime is Runtime.OCI:  # a path of the image
+        return (kit.paths.engine or "/bin/vllm",)
     if kit.paths.engine:
         path = expand(kit.paths.engine, "paths.engine")
         if not path.is_file():
@@ -120,6 +122,13 @@ def _gpu_folders(kit: Kit, paths: KitPaths) -> dict[str, Any]:
 
 
 def engine_python(program: tuple[str, ...]) -> str:
-    """The Python of the environment that the ``vllm`` program belongs to."""
-    beside = Path(program[0]).parent / "python"
-    return str(beside) if len(program) == 1 and beside.exists() else sys.executable
+    """The Python of the environment that the ``vllm`` program belongs to.
+
+    A link to ``vllm`` (a Nix profile, an image's /bin) is followed: the Python lies
+    beside the program itself. The Python is not: its own folder is the environment's.
+    """
+    path = Path(program[0])
+    if len(program) != 1 or not path.is_absolute():
+        return sys.executable
+    beside = path.resolve().parent / "python"
+    return str(beside) if beside.exists() else sys.executable

@@ -10,9 +10,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from glmspark.boot import Trial
+from glmspark.closures import require_closure
 from glmspark.ranks import EnginePaths, RankSpec, render_ranks
 from glmspark.runner import quote
-from glmspark.schema import Kit
+from glmspark.schema import Kit, Runtime
 
 if TYPE_CHECKING:
     from glmspark.serving.kit import KitShape
@@ -40,6 +41,7 @@ class Action(StrEnum):
     """The kinds of steps; ``apply`` has one handler for each."""
 
     CHECK = "check"
+    ENGINE = "engine"
     MODEL = "model"
     DRAFT = "draft"
     KEY = "key"
@@ -67,11 +69,17 @@ class Plan:
     steps: tuple[Step, ...]
     ranks: tuple[RankSpec, ...]
     trial: Trial = field(default_factory=Trial)
+    measured: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
-        """A hash of what would run, to tell whether a running kit is this plan."""
-        data = json.dumps([rank.to_json() for rank in self.ranks], sort_keys=True)
+        """A hash of what would run, to tell whether a running kit is this plan.
+
+        The values of ``measured`` flags are left out: they follow from the memory that
+        is available at the moment, which is never twice the same.
+        """
+        ranks = [_unmeasured(rank, self.measured).to_json() for rank in self.ranks]
+        data = json.dumps(ranks, sort_keys=True)
         return hashlib.sha256(data.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +114,17 @@ class Plan:
         return out
 
 
+def _unmeasured(rank: RankSpec, flags: tuple[str, ...]) -> RankSpec:
+    if not flags:
+        return rank
+    argv = [
+        "" if before in flags else word
+        for before, word in zip(("", *rank.argv), rank.argv, strict=False)
+    ]
+    shape = {name: value for name, value in rank.shape.items() if name not in flags}
+    return replace(rank, argv=tuple(argv), shape=shape)
+
+
 def _check_steps(kit: Kit) -> list[Step]:
     nodes = {node.ssh: node.name for node in reversed(kit.nodes)}
     return [
@@ -124,6 +143,28 @@ def _trial_title(kit: Kit, trial: Trial) -> str:
         f"wait until every rank agrees and {url} {shapes}answers the canary "
         "(words, tool, reasoning" + (", drafts)" if trial.drafts else ")")
     )
+
+
+def _engine_steps(kit: Kit, program: tuple[str, ...]) -> list[Step]:
+    """How the engine comes to the nodes that may lack it."""
+    if kit.runtime is Runtime.OCI:
+        image = kit.image.config or kit.image.archive
+        detail = {"archive": kit.image.archive, "config": kit.image.config}
+        title = f"load image {image}, if it is not there; nothing is pulled"
+        return [Step(Action.ENGINE, node.name, title, detail) for node in kit.nodes]
+    if kit.runtime is Runtime.VENV:
+        return []
+    closure = require_closure(kit, program)
+    return [
+        Step(
+            Action.ENGINE,
+            node.name,
+            f"bring {closure} with all that it needs, if it is not there (nix copy)",
+            {"closure": closure},
+        )
+        for node in kit.nodes
+        if node.ssh != "local"
+    ]
 
 
 def _launch_steps(kit: Kit, ranks: tuple[RankSpec, ...], trial: Trial) -> list[Step]:
@@ -199,10 +240,12 @@ def build_plan(
     head, steps = kit.nodes[0].name, []
     ranks: tuple[RankSpec, ...] = ()
     trial = Trial()
+    measured: tuple[str, ...] = ()
     if goal.launches:
         ranks, trial = _render(kit, paths, shape, fit=fit)
     if goal.launches:
         steps += _check_steps(kit)
+        steps += _engine_steps(kit, paths.program)
         if kit.weights.target == "loopback":
             steps.append(
                 Step(
@@ -212,8 +255,9 @@ def build_plan(
                 )
             )
         if shape is not None:
-            from glmspark.serving.gpukit import draft_changes
+            from glmspark.serving.gpukit import draft_changes, measured_flags
 
+            measured = measured_flags(kit)
             steps += _draft_steps(kit, paths, draft_changes(kit, paths))
         if kit.needs_key:
             steps.append(
@@ -225,4 +269,4 @@ def build_plan(
         )
     if goal.launches:
         steps += _launch_steps(kit, ranks, trial)
-    return Plan(kit.name, goal, tuple(steps), ranks, trial)
+    return Plan(kit.name, goal, tuple(steps), ranks, trial, measured)

@@ -248,6 +248,24 @@ class Paths(Table):
     )
 
 
+class Image(Table):
+    """The container image of runtime oci; nothing is ever pulled."""
+
+    archive: str = Field(
+        default="",
+        description="Archive of the image on the head (docker or OCI, a tar file), "
+        "loaded on every node that lacks it.",
+    )
+    config: str = Field(
+        default="",
+        pattern=r"^(sha256:[0-9a-f]{64})?$",
+        description="Digest of the image's config; empty: the archive's.",
+    )
+    tool: Literal["auto", "podman", "docker"] = Field(
+        default="auto", description="Container engine; auto: podman, else docker."
+    )
+
+
 class Kit(Table):
     """Everything that a start needs to know."""
 
@@ -288,6 +306,7 @@ class Kit(Table):
     ports: Ports = Ports()
     timeouts: Timeouts = Timeouts()
     paths: Paths = Paths()
+    image: Image = Image()
 
     @property
     def judges_answers(self) -> bool:

@@ -25,15 +25,19 @@ from typing import Any
 PR_SET_NAME = 15
 
 
+_HOGGED: list[bytearray] = []
+
+
 @dataclass(frozen=True)
 class Script:
     """What a stub rank does, and when; times in seconds.
 
     ``log`` is printed at start; ``exit_after_s`` ends it with ``exit_code`` that long
     after launch; ``mute`` never joins; ``reply`` is the completion, empty for none;
-    ``ignore_term`` makes SIGTERM do nothing; ``answer_s`` delays every completion.
-    ``fault`` names what is wrong with the answers, "" for a model that makes sense:
-    repeat, empty, foreign, tool, thinking, drafts, logprob, warm-up.
+    ``ignore_term`` makes SIGTERM do nothing; ``answer_s`` delays every completion;
+    ``hog_bytes`` is memory that it takes when it is asked for a completion or has
+    joined. ``fault`` names what is wrong with the answers, "" for a model that makes
+    sense: repeat, empty, foreign, tool, thinking, drafts, logprob, warm-up.
     """
 
     load_s: float = 0.2
@@ -46,6 +50,14 @@ class Script:
     ignore_term: bool = False
     answer_s: float = 0.0
     fault: str = ""
+    hog_bytes: int = 0
+
+    def hog(self) -> None:
+        """Take the memory, page by page, and keep it."""
+        taken = bytearray(self.hog_bytes)
+        for offset in range(0, len(taken), 4096):
+            taken[offset] = 1
+        _HOGGED.append(taken)
 
     @staticmethod
     def read(model: Path, rank: int) -> Script:
@@ -243,7 +255,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     return known
 
 
-def _join(args: argparse.Namespace) -> None:
+def _join(args: argparse.Namespace, script: Script) -> None:
     """The worker's side of the rendezvous; tries until the head is there."""
     while True:
         try:
@@ -254,6 +266,7 @@ def _join(args: argparse.Namespace) -> None:
     sys.stdout.write("joined\n")
     sys.stdout.flush()
     peer.settimeout(None)
+    script.hog()
     while True:  # as vLLM's worker: the head's end goes unnoticed
         time.sleep(3600)
 
@@ -300,7 +313,7 @@ def main(argv: list[str]) -> None:
         while True:
             time.sleep(3600)
     if args.headless:
-        _join(args)
+        _join(args, script)
     _serve(args, script)
 
 

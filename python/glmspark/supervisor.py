@@ -8,18 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from glmspark import fingerprint, health, processes, trial
+from glmspark import fingerprint, processes
 from glmspark.boot import Boot, Failure, State, kernel_boot, scratch_folder
 from glmspark.causes import first_cause, hint_for
 from glmspark.errors import ExitCode
-from glmspark.paths import read_key
+from glmspark.fabricfacts import growth, read_counters
+from glmspark.facts import Roots
+from glmspark.linkwatch import LinkWatch, device_of
+from glmspark.probing import Prober, how_it_ended, with_trial_hint
 from glmspark.processes import Identity, Marked
 from glmspark.rankexec import fingerprint_file, shared_marker
 from glmspark.watch import Observation, Phase, Watch
@@ -31,10 +33,6 @@ KILL_S = 10.0
 # What is left when the main processes of all ranks have ended gets this long.
 ORPHAN_S = 0.5
 LOG_BYTES = 64 << 20
-TRIAL_HINT = (
-    "canary.log has what was asked and answered; glmspark start again; if it repeats, "
-    "glmspark weights verify --deep"
-)
 # A rank gets on when it logs, reads, or computes; this much of each counts as one.
 PROGRESS_IO_BYTES = 1 << 20
 PROGRESS_CPU_S = 1.0
@@ -43,53 +41,6 @@ PROGRESS_CPU_S = 1.0
 def log_file(folder: Path, rank: int) -> Path:
     """The log of a rank of the boot in ``folder``."""
     return folder / f"rank-{rank}.log"
-
-
-def how_it_ended(status: int) -> str:
-    """A wait status in words."""
-    if os.WIFSIGNALED(status):
-        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"exit status {os.WEXITSTATUS(status)}"
-
-
-def trial_log(folder: Path) -> Path:
-    """What the engine was asked before it was announced, and what it answered."""
-    return folder / "canary.log"
-
-
-class Prober(threading.Thread):
-    """Asks the API beside the watch, so that a slow answer delays no decision."""
-
-    def __init__(self, boot: Boot, folder: Path) -> None:
-        super().__init__(daemon=True)
-        self._boot = boot
-        self._folder = folder
-        self.healthy: bool | None = None
-        self.canary: str | None = None
-        self.wants_canary = threading.Event()
-
-    def run(self) -> None:
-        """Probe twice a second until the process ends."""
-        while True:
-            self.healthy = health.is_healthy(self._boot.api)
-            if self.wants_canary.is_set() and self.canary is None:
-                self.canary = self._ask_canary()
-            time.sleep(0.5 if self.canary is None else 1.0)
-
-    def _ask_canary(self) -> str:
-        """What is wrong with the first answers; whatever goes wrong is said."""
-        api, limit_s = self._boot.api, self._boot.limits.canary_s
-        try:
-            key = read_key(Path(api.key_file)) if api.key_file else ""
-            with trial_log(self._folder).open("a") as log:
-
-                def note(line: str) -> None:
-                    log.write(line + "\n")
-                    log.flush()
-
-                return trial.run(api, key, self._boot.trial, limit_s, note)
-        except Exception as error:  # noqa: BLE001 - a thread's words reach nobody else
-            return f"it could not be asked for: {error}"
 
 
 class Supervisor:
@@ -105,6 +56,14 @@ class Supervisor:
         self.progress = 0
         self.members: list[Marked] = []
         self.scanned_s = 0.0
+        self.kills = processes.oom_kills()
+        self.counters = read_counters(Roots())
+        self.broken: dict[int, str] = {}
+        self.links = {
+            spec.rank: LinkWatch(device_of(spec.env))
+            for spec in self.boot.ranks
+            if spec.host == "local"
+        }
         self.stop_asked = False
         self.scratch = scratch_folder(self.boot.name)
         self.scratch.mkdir(mode=0o700)
@@ -217,7 +176,7 @@ class Supervisor:
             if pid in pids:
                 rank = pids[pid]
                 self.children[rank].returncode = status
-                self.exited[rank] = how_it_ended(status)
+                self.exited[rank] = how_it_ended(status, self.kills)
 
     def _scan(self, now_s: float) -> None:
         """Look at the processes of the boot again, once in a while."""
@@ -237,6 +196,8 @@ class Supervisor:
             self.progress,
             logs + int(cpu_s / PROGRESS_CPU_S) + io // PROGRESS_IO_BYTES,
         )
+        broken = {rank: one.broken(now_s) for rank, one in self.links.items()}
+        self.broken = {rank: what for rank, what in broken.items() if what}
         self._rotate()
 
     def _rotate(self) -> None:
@@ -252,7 +213,8 @@ class Supervisor:
                 os.truncate(log, 0)
 
     def _lost(self) -> dict[int, str]:
-        return {
+        """What ranks have lost: the fabric's device, or an engine process."""
+        return self.broken | {
             one.rank: f"its process {one.engine_title} (pid {who.pid})"
             for who, one in self.engines.items()
             if one.rank is not None and not who.is_alive
@@ -284,9 +246,10 @@ class Supervisor:
         """The failure with the first cause that the logs show, and its remedy."""
         if failure is None:
             return None
-        if failure.exit_code == ExitCode.INTEGRITY and trial_log(self.folder).exists():
-            hint = failure.hint or TRIAL_HINT
-            failure = replace(failure, hint=hint)
+        failure = with_trial_hint(failure, self.folder)
+        if grown := growth(self.counters, read_counters(Roots())):
+            said = f"{failure.message}; RDMA errors here: {', '.join(grown[:6])}"
+            failure = replace(failure, message=said)
         order = [failure.rank] if failure.rank is not None else []
         order += [s.rank for s in self.boot.ranks if s.rank not in order]
         for rank in order:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +19,10 @@ import pytest
 from tests.nix.check import find_pythons, python_folders
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts, chroot")
+needs_hosts = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ip") or not Path("/usr/sbin/sshd").exists(),
+    reason="needs root, iproute2 and openssh-server for two hosts of our own",
+)
 
 # What a program of the stand-in's store needs of the host, bound into its small root.
 HOST_FOLDERS = ("usr", "bin", "sbin", "lib", "lib64", "etc", "dev", "proc", "sys")
@@ -64,6 +69,11 @@ def python_homes() -> list[str]:
     """Folders of this machine's Pythons that are not below /usr."""
     homes = {Path(p).parents[1] for p in find_pythons(python_folders()).values()}
     return sorted(str(h) for h in homes if not h.is_relative_to("/usr"))
+
+
+def has_python(version: str) -> bool:
+    """Whether this machine has that Python."""
+    return version in find_pythons(python_folders())
 
 
 def in_image(root: Path, config: dict[str, Any], *words: str) -> list[str]:
@@ -176,3 +186,30 @@ def _wait_for_port(host: Host) -> None:
             return
         time.sleep(0.1)
     raise AssertionError((host.work / "sshd.log").read_text())
+
+
+def serve_once(host: Host, kit: str) -> dict[str, object]:
+    """The tool and engine of ``kit`` on ``host``: start, ask, stop; the answer."""
+    program = must(host.inside("readlink", "-f", f"{kit}/bin/vllm")).strip()
+    env = {
+        "EXTRA_FOLDERS": " ".join(python_homes()),
+        "GLMSPARK_PATHS_ENGINE": program,
+        "HOME": str(host.work),
+        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+    }
+    tool = f"{kit}/bin/glmspark"
+    ask = (
+        "import json, urllib.request as u; r = u.Request("
+        "'http://127.0.0.1:8888/v1/completions', json.dumps({"
+        "'model': 'GLM-5.3-Flash-EXL3', 'prompt': 'hello', 'max_tokens': 4}).encode(),"
+        "{'content-type': 'application/json'}); "
+        "print(u.urlopen(r, timeout=60).read().decode())"
+    )
+    script = (
+        f"trap '{tool} stop >&2' EXIT; {tool} start --set supervisor=own >&2 && "
+        f'/usr/bin/python3 -c "{ask}"'
+    )
+    answer: dict[str, object] = json.loads(
+        must(host.inside("sh", "-ec", script), **env)
+    )
+    return answer

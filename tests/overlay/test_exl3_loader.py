@@ -121,9 +121,8 @@ def test_a_missing_tensor_is_named_with_layer_expert_and_rank() -> None:
     experts = make_loader(layout.Split())
     for expert in range(EXPERTS):
         for (shard, name), _ in expert_fields(expert).items():
-            key = "marker" if name == "mcg" else name
-            if (expert, shard, key) != (1, "w3", "svh"):
-                experts.ledger.record((expert, layout.PROJECTIONS[shard], key))
+            if (expert, shard, name) != (1, "w3", "svh"):
+                experts.ledger.record((expert, layout.PROJECTIONS[shard], name))
     with pytest.raises(Exl3Error) as caught:
         experts.ledger.check_complete()
     assert str(caught.value).startswith(
@@ -150,8 +149,8 @@ def test_a_doubled_tensor_is_named() -> None:
         ("w2", "trellis", lambda t: t[:-1], r"down_proj\.trellis .* shape \[31, 16"),
         ("w1", "svh", lambda t: t.float(), r"gate_proj\.svh .* is float32"),
         ("w1", "trellis", lambda t: t[..., :48], r"needed \[16, 32, 64\]"),
-        ("w3", "mcg", lambda t: t + 1, r"up_proj\.marker .* holds -877912082"),
-        ("w3", "mcg", lambda t: t.repeat(2), r"up_proj\.marker .* shape \[2\]"),
+        ("w3", "mcg", lambda t: t + 1, r"up_proj\.mcg .* holds -877912082"),
+        ("w3", "mcg", lambda t: t.repeat(2), r"up_proj\.mcg .* shape \[2\]"),
     ],
 )
 def test_a_bad_tensor_is_named(
@@ -177,8 +176,28 @@ def test_old_sign_bitfields_become_scales() -> None:
     experts = make_loader(layout.Split())
     param = torch.zeros(EXPERTS, 2, HIDDEN, dtype=torch.float16)
     bits = torch.full((HIDDEN // 16,), 1, dtype=torch.int16)
-    assert experts.load_signs(param, bits, "suh", "w3", 1)
+    assert experts.load(param, bits, "suh", "w3", 1, old=True)
     assert param[1, 1].tolist() == ([-1.0] + [1.0] * 15) * (HIDDEN // 16)
+    with pytest.raises(
+        Exl3Error, match=r"expert 1 up_proj\.suh \(rank 0\) comes twice"
+    ):
+        experts.load(param, param[1, 1], "suh", "w3", 1)
+
+
+@pytest.mark.parametrize(
+    "bits",
+    [
+        torch.ones(HIDDEN // 16, dtype=torch.float16),
+        torch.ones(HIDDEN // 16 - 1, dtype=torch.int16),
+        torch.ones(HIDDEN // 16, 1, dtype=torch.int16),
+    ],
+)
+def test_bad_sign_bitfields_are_named(bits: torch.Tensor) -> None:
+    message = (
+        r"layers\.7\.mlp\.experts: expert 1 up_proj\.su \(rank 0\) is .* needed int16"
+    )
+    with pytest.raises(Exl3Error, match=message):
+        make_loader(layout.Split()).load(bits, bits, "suh", "w3", 1, old=True)
 
 
 def test_the_loopback_checkpoint_has_the_real_contract(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from glmspark.checks import CHECKS, check_nodes, unreachable
 from glmspark.checks.fabric import fabric_rails
 from glmspark.doctor import examine, question
 from glmspark.hostfacts import Consumer, GpuUser
+from glmspark.imageside import ImageFacts
 from glmspark.initkit import propose, render, require_cabling
+from glmspark.nixside import StoreFacts
 from glmspark.preflight import Finding, check_waivers, report
 from glmspark.remoteerrors import RemoteError
 from glmspark.schema import Kit
@@ -98,6 +100,16 @@ FAULTS: dict[str, tuple[Callable[[Views], Views], str]] = {
     "fabric.rails": (lambda v: b_port(v, 1, addresses=()), "no IPv4 address"),
     "fabric.gid-mode": (lambda v: b_port(v, 0, addr_gen_mode=2), "private IPv6"),
     "fabric.pcie": (lambda v: b_port(v, 1, pcie_width=2), "2 of 4 PCIe lanes"),
+    "fabric.counters": (
+        lambda v: b_fabric(
+            v,
+            rdma=tuple(
+                replace(one, counters={"out_of_sequence": 7})
+                for one in v[1].fabric.rdma
+            ),
+        ),
+        "has counted out_of_sequence 7",
+    ),
     "fabric.verbs": (lambda v: b_fabric(v, verbs_nodes=0), "/dev/infiniband"),
     "host.kernel": (lambda v: b_facts(v, kernel="7.0.0-31"), "kernel 7.0.0-31"),
     "host.cma": (lambda v: b_memory(v, CmaTotal=0), "out of 0 MiB"),
@@ -139,6 +151,23 @@ FAULTS: dict[str, tuple[Callable[[Views], Views], str]] = {
         lambda v: [replace(one, host=replace(one.host, store=())) for one in v],
         "no view of brandonmusic--GLM-5.3-Flash-EXL3-4bpw--4739eb1bcfd4",
     ),
+    "engine.closure": (
+        lambda v: [
+            replace(v[0], store=StoreFacts("k:1", "/n/nix", has_closure=True)),
+            replace(
+                v[1], store=StoreFacts("k:1", "/n/nix", "2", "me", trusts_user=False)
+            ),
+        ],
+        "takes unsigned paths from trusted users only; me is none",
+    ),
+    "engine.image": (
+        lambda v: [v[0], replace(v[1], image=ImageFacts("/bin/docker", why="denied"))],
+        "denied",
+    ),
+    "engine.cdi": (
+        lambda v: [v[0], replace(v[1], image=ImageFacts("/bin/podman", "sha256:0"))],
+        "no CDI specification",
+    ),
 }
 # Faults that bring another finding with them, which says what follows.
 FOLLOWING = {
@@ -160,7 +189,7 @@ def test_two_healthy_sparks_have_no_finding(views: Views) -> None:
 
 
 @pytest.mark.cases(
-    *(11, 16, 18, 20, 21, 22, 31, 34, 35),
+    *(11, 16, 18, 20, 21, 22, 29, 31, 34, 35),
     *(85, 87, 88, 125),
 )
 @pytest.mark.parametrize("check", FAULTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator, Sequence
 
+from glmspark import closures, images
 from glmspark.preflight import GIB, Finding
 from glmspark.schema import Kit, Runtime
 from glmspark.views import NodeView
@@ -23,6 +24,9 @@ CHECKS = {
     "host.clock": "the nodes' clocks agree",
     "host.tools": "the runtime is there and may be used",
     "engine.same": "every node has the same engine packages",
+    "engine.image": "the engine's image is there, or can be loaded",
+    "engine.cdi": "podman knows how to give a container the GPU",
+    "engine.closure": "the engine's store path is there, or can be brought",
     "weights.same": "every node has the same weights",
 }
 SKEW_S = 2.0
@@ -195,7 +199,15 @@ def check(kit: Kit, views: Sequence[NodeView]) -> Iterator[Finding]:
     for view in views[1:]:
         yield from _clock(view)
     engine = ("engine.same", "engine", "bring the head's engine to the node")
-    yield from _same(engine, views, _engine, "error")
+    # Elsewhere than in a virtual environment a start brings it where there is none.
+    brought = kit.runtime is not Runtime.VENV
+    having = [v for v in views if v.facts.engine or v.rank == 0 or not brought]
+    yield from _same(engine, having, _engine, "error")
+    for view in views:
+        if view.store is not None:
+            yield from closures.findings(view.name, view.store, head=view.rank == 0)
+        if view.image is not None:
+            yield from images.findings(kit, view.name, view.image)
     weights = ("weights.same", "store has", "glmspark weights share")
     yield from _same(weights, views, lambda view: " ".join(view.host.store), "warning")
     if kit.engine.uses_gpu:

@@ -27,6 +27,7 @@ def command(
 
     A finding that does not apply can be waived by its name: --waive fabric.mtu.
     """
+    from glmspark.bringing import wanted_of
     from glmspark.doctor import asker, examine
     from glmspark.ending import boot_names
     from glmspark.engine import engine_paths
@@ -40,7 +41,8 @@ def command(
     program = engine_paths(settings.kit, paths).program
     boots = boot_names(paths)
     ask = remembering(asker(settings.kit, paths), paths)
-    seen = examine(settings.kit, ask, program, boots)
+    wanted = wanted_of(settings.kit, paths, program)
+    seen = examine(settings.kit, ask, program, boots, wanted=wanted)
     open_ = [one for one in seen.errors if one.check not in waive]
     if as_json:
         print_json(report(seen, waive))

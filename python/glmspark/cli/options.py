@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from glmspark.settings import Settings, load_settings
+from glmspark.quick import without_plugins
+
+with without_plugins():
+    from glmspark.settings import Settings, load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -21,22 +22,32 @@ from glmspark.plan import Goal
 
 def bring_up(goal: Goal, kit: str | None, sets: tuple[str, ...], **how: Any) -> None:
     """Start or restart the kit, or print the plan of it; the result is on stdout."""
+    if how.get("warm_up") is not None:
+        sets = (*sets, f"serve.warm_up={str(how['warm_up']).lower()}")
+    settings = settings_of(kit, sets)
+
+    def act(operator: Any) -> Any:
+        if how["dry_run"]:
+            show_plan(operator.plan(goal, how["waive"]), as_json=how["as_json"])
+            return None
+        bring = operator.restart if goal.stops else operator.start
+        return bring(how["waive"])
+
+    run_operation(settings.kit, act, how)
+
+
+def run_operation(kit: Any, act: Callable[[Any], Any], how: Mapping[str, Any]) -> None:
+    """Let an operator of ``kit`` act, then show what lives if it says so."""
     from glmspark.console import narrator
     from glmspark.operations import Operator
     from glmspark.runner import ProcessRunner
 
-    if how.get("warm_up") is not None:
-        sets = (*sets, f"serve.warm_up={str(how['warm_up']).lower()}")
-    settings = settings_of(kit, sets)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with narrator() as teller:
-        operator = Operator(settings.kit, ProcessRunner(), teller)
-        if how["dry_run"]:
-            show_plan(operator.plan(goal, how["waive"]), as_json=how["as_json"])
-            return
-        act = operator.restart if goal.stops else operator.start
-        outcome = act(how["waive"])
-    show_live(settings.kit.topology.value, outcome, operator, as_json=how["as_json"])
+        operator = Operator(kit, ProcessRunner(), teller)
+        outcome = act(operator)
+    if outcome is not None:
+        show_live(kit.topology.value, outcome, operator, as_json=how["as_json"])
 
 
 def show_plan(plan: Any, *, as_json: bool) -> None:

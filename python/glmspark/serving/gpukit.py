@@ -206,6 +206,12 @@ def _spec(kit: Kit, paths: EnginePaths, command: RankCommand) -> RankSpec:
     return RankSpec(command.rank, command.node, host, argv, env, secrets, shape)
 
 
+def measured_flags(kit: Kit) -> tuple[str, ...]:
+    """The flags whose values follow from the memory that happens to be available."""
+    pool = () if kit.serve.kv_cache_bytes else ("--kv-cache-memory-bytes",)
+    return (*pool, "--gpu-memory-utilization")
+
+
 def draft_changes(kit: Kit, paths: EnginePaths) -> dict[str, Any] | None:
     """What the drafter's config.json must say at this topology; None: what it says."""
     serving = serving_of(kit, paths)

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from glmspark.errors import PreflightError
-from glmspark.serving.exl3scratch import scratch_bytes
 from glmspark.serving.kv import Drafting, KvKind, Layout, draft_block_for, layout
 from glmspark.serving.model import DraftShape, ModelShape
 from glmspark.serving.profiles import Engine
@@ -15,6 +14,11 @@ from glmspark.serving.topology import Topology
 
 GIB = 2**30
 
+# The EXL3 kernels: tokens of one pass, slots of a cooperative call, alignment.
+# Source: overlay/vllm_exl3/dispatch.py, to which a test holds exl3_scratch_bytes.
+EXL3_PASS_TOKENS = 4640
+EXL3_SLOTS = 256
+EXL3_ALIGNMENT = 256
 # vLLM's bound on the indexer's logits (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB).
 INDEXER_LOGITS_BYTES = 512 * 2**20
 # Captured graphs took -0.19 to 0.46 GiB where they were measured (public recipe, TP2).
@@ -23,9 +27,8 @@ GRAPH_BYTES = round(0.46 * GIB)
 HEAD_PROCESS_BYTES = round(3.2 * GIB)
 # Driver, CUDA context, NCCL, allocator slack, JIT and the worker process. Not
 # measured one by one anywhere: of 121.69 GiB the public recipe's idle TP2 head had 6
-# free, beside 82.94 of weights, 11 of KV, 3.2 of head processes, scratch that is
-# computed here (3.5, with that engine's MoE kernels) and an idle system (3.5). The
-# first boot replaces it.
+# free, beside 82.94 of weights, 11 of KV, 3.2 of head processes, the items that are
+# computed here (3.5) and an idle system (3.5). The first boot replaces it.
 UNITEMISED_BYTES = round(11.5 * GIB)
 # Largest pool that anybody ran (three Sparks); four saw NV_ERR_NO_MEMORY at a share
 # of 0.85 and ran at 0.75, which is about as much. A profile's kv_gib may ask for more.
@@ -156,21 +159,34 @@ def engine_layout(
     return layout(model, topo, small, kind=kind)
 
 
-def _exl3_scratch(model: ModelShape, topo: Topology, batched: int) -> int:
-    whole = topo.expert_parallel
-    return scratch_bytes(
-        batched,
-        experts=topo.pad(model.experts) // topo.ranks if whole else model.experts,
-        top_k=model.experts_per_token,
-        hidden=model.hidden,
-        width=model.expert_intermediate // (1 if whole else topo.ranks),
-    )
+def exl3_scratch_bytes(tokens: int, shape: tuple[int, int, int, int]) -> int:
+    """What the EXL3 plugin reserves on a rank for calls of up to ``tokens`` tokens.
+
+    ``shape`` is (experts held, experts a token, hidden, this rank's width). The
+    routing tables, two rotated inputs, gate and up of one pass, and the buffers of
+    the cooperative calls.
+    """
+    experts, top_k, hidden, width = shape
+    rows = min(tokens, EXL3_PASS_TOKENS) * top_k
+    tables = [4 * (experts + 1)] * 2 + [4 * rows] * 3
+    halves = [2 * rows * hidden] * 2 + [2 * rows * width] * 2
+    grouped = sum(-(-n // EXL3_ALIGNMENT) * EXL3_ALIGNMENT for n in tables + halves)
+    few = EXL3_SLOTS // top_k
+    fp16 = EXL3_SLOTS * (2 * hidden + 3 * width) + few * hidden
+    fp32 = (EXL3_SLOTS + few) * hidden
+    counters = EXL3_SLOTS * (width // 128) + few * (hidden // 128) + 3 + 2 * EXL3_SLOTS
+    return grouped + 2 * fp16 + 4 * fp32 + 4 * counters + 10 * EXL3_SLOTS
 
 
 def _scratch(
     model: ModelShape, topo: Topology, engine: Engine, batched: int
 ) -> list[Item]:
-    moe = _exl3_scratch(model, topo, batched)
+    inner = model.expert_intermediate
+    local = inner if topo.expert_parallel else inner // topo.ranks
+    held = model.experts // topo.ranks if topo.expert_parallel else model.experts
+    moe = exl3_scratch_bytes(
+        batched, (held, model.experts_per_token, model.hidden, local)
+    )
     columns = 128 * math.ceil((model.index_topk + model.index_kpool - 1) / 128)
     factor = 5 if engine.max_model_len <= 256 * 1024 else 2
     gather = engine.max_model_len * 8 * factor // model.index_kpool * 132
@@ -178,7 +194,7 @@ def _scratch(
     kda = topo.pad(model.kda_heads) // topo.ranks * model.kda_head_dim
     row = 3 * model.streams * model.hidden + 3 * heads * model.kv_lora + 9 * kda
     return [
-        Item("EXL3 scratch", moe, "the kernels' own bound"),
+        Item("EXL3 scratch", moe, "overlay/vllm_exl3: one pass, four fp16 rows"),
         Item("top-k rows", batched * columns * 4, "vLLM 0.32.0, one int32 buffer"),
         Item("indexer gather", gather, "vLLM 0.32.0, 8 x factor x length / kpool"),
         Item("indexer logits", INDEXER_LOGITS_BYTES, "vLLM 0.32.0's own bound"),

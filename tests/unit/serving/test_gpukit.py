@@ -37,7 +37,7 @@ from tests.sparks import Spark, card, spark_view
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PATHS = EnginePaths(
-    ("/nix/store/engine/bin/vllm",),
+    ("/nix/store/0123456789abcdfghijklmnpqrsvwxyz-vllm-gb10-0.32.0/bin/vllm",),
     "/store/views/target",
     "/cache/jit/0123",
     "/state/key",
@@ -356,3 +356,19 @@ def test_a_look_at_this_machine_asks_no_peer(tmp_path: Path) -> None:
     seen = doctor.look_here(kit, 1, kit_paths(kit, {"HOME": "/x"}), ("vllm",))
     assert (seen.name, seen.rank, seen.address) == ("spark-2", 1, "10.66.1.2")
     assert seen.paths == () and seen.facts.memory["MemTotal"] > 0
+
+
+def test_free_memory_alone_makes_no_other_plan(tmp_path: Path) -> None:
+    views = make_views(tmp_path, "tp2")
+    kit = make_kit(views, "tp2")
+    less = tight(views, 107)
+    plans = [
+        build_plan(kit, Goal.START, PATHS, shape_of(kit, v)) for v in (views, less)
+    ]
+    pools = [value(plan.ranks[0], "--kv-cache-memory-bytes") for plan in plans]
+    assert pools[0] != pools[1] and plans[0].digest == plans[1].digest
+    asked = [
+        make_plan(tmp_path / size, "tp2", f"serve.kv_cache_bytes={size}").digest
+        for size in ("4294967296", "8589934592")
+    ]
+    assert len({*asked, plans[0].digest}) == 3
