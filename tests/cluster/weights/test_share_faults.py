@@ -84,6 +84,7 @@ def test_a_program_that_is_not_on_the_path_is_said_so(cluster: Cluster) -> None:
     assert "--remote-program" in err
 
 
+@pytest.mark.cases(47)
 def test_an_address_without_route_is_found_before_anything_starts(
     cluster: Cluster,
 ) -> None:

@@ -212,6 +212,7 @@ def test_403_says_that_the_terms_were_not_accepted(kit: Kit, hub: fakehub.Hub) -
     assert f"{hub.url}/{REPO}" in ran.err
 
 
+@pytest.mark.cases(124)
 def test_an_unreachable_hub_is_said_so(kit: Kit, hub: fakehub.Hub) -> None:
     lock = locked(kit, hub)
     ran = kit.run("fetch", lock, *FAST, HF_ENDPOINT="http://127.0.0.1:9")

@@ -82,6 +82,7 @@ def test_root_leaves_nothing_that_the_user_cannot_move(tmp_path: Path) -> None:
     assert {p: uid for p, uid in owners.items() if uid != NOBODY} == {}
 
 
+@pytest.mark.cases(54)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as two users")
 @pytest.mark.cases(54)
 def test_a_root_owned_store_is_refused_with_the_chown(tmp_path: Path, kit: Kit) -> None:
@@ -147,6 +148,7 @@ def test_a_flipped_bit_behind_the_same_stat_is_found_deep(filled: Filled) -> Non
     assert verify.verify(store, [manifest]).missing == list(damage.files)
 
 
+@pytest.mark.cases(56)
 @pytest.mark.parametrize("size", [0, 1000])
 @pytest.mark.cases(56)
 def test_a_truncated_or_empty_blob_is_never_trusted(filled: Filled, size: int) -> None:
