@@ -16,12 +16,13 @@ from glmspark.boot import (
     read_state,
 )
 from glmspark.bringing import wanted_of
+from glmspark.causes import deserves_retry
 from glmspark.console import Narrator
 from glmspark.doctor import Examination, asker, examine, remote_of, with_netdevs
-from glmspark.ending import boot_names, end_kit, note_taken, without_ours
+from glmspark.ending import await_memory, boot_names, end_kit, note_taken, without_ours
 from glmspark.engine import engine_paths, engine_python
 from glmspark.errors import GlmSparkError, NotReadyError
-from glmspark.facts import probe
+from glmspark.facts import Roots, probe, read_memory
 from glmspark.generations import (
     closures_of,
     read_generations,
@@ -33,8 +34,7 @@ from glmspark.health import is_healthy
 from glmspark.hostfacts import read_store
 from glmspark.imageside import ImageFacts
 from glmspark.launching import make_boot, new_boot_folder
-from glmspark.leash import end_boots
-from glmspark.loading import bring_engine, write_containers
+from glmspark.loading import bring_engine, end_containers, write_containers
 from glmspark.locks import lock_file, operation_lock
 from glmspark.nodesmemory import remembering, write_nodes_memory
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
@@ -82,7 +82,7 @@ class Operator:
         self.wanted = ANYTHING
         self.launched = False
         self.shape: KitShape | None = None
-        self.brought = False
+        self.brought = self.retried = False
         self.images: dict[str, ImageFacts] = {}
 
     @property
@@ -298,7 +298,7 @@ class Operator:
             ended = end_kit(self.paths, self.backend, self.kit.timeouts.stop_s)
             boots = sorted(boot_names(self.paths))
             if self.kit.runtime is Runtime.OCI:
-                end_boots(boots, self.kit.image.tool)
+                end_containers(boots, self.kit.image.tool)
             if self._is_spread and boots:
                 end_remote(self.kit, self.paths, boots)
             return ended
@@ -307,6 +307,8 @@ class Operator:
         """Start the supervisor, over whatever a dead one has left of this kit."""
         if self._end():
             self.narrator.note("ranks that an earlier start had left were ended")
+            self.narrator.busy("wait until their memory is back")
+            await_memory(lambda: read_memory(Roots())["MemAvailable"], time.sleep)
         folder = new_boot_folder(self.paths)
         boot = make_boot(self.kit, folder.name, plan, self.engine.key)
         boot.write(folder)
@@ -334,14 +336,31 @@ class Operator:
     def _ready(self, state: State | None, began_s: float, plan: Plan) -> Outcome:
         """Wait until the boot of ``state`` serves, then keep it as a generation."""
         assert state is not None  # noqa: S101 - await_state has seen it
-        try:
-            state = await_serving(self.paths, state.boot, self.narrator)
-        except GlmSparkError as error:
-            raise with_way_back(error, self.paths, plan) from error
+        state = self._await(state.boot, plan)
         image = self.wanted.image.config if self.wanted.image else ""
         engine = (self.wanted.closure, image)
         record(self.paths, self.configured, plan, state.boot, engine)
         return Outcome("live", state, self.waived, time.monotonic() - began_s)
+
+    def _await(self, boot: str, plan: Plan) -> State:
+        """The state of ``boot`` once it serves, or of the one try that follows it.
+
+        Raises:
+            GlmSparkError: it failed, for a reason that another try does not mend.
+        """
+        try:
+            return await_serving(self.paths, boot, self.narrator)
+        except GlmSparkError as error:
+            if self.retried or not deserves_retry(str(error)):
+                raise with_way_back(error, self.paths, plan) from error
+            self.retried = True
+            self.narrator.note(f"{error}")
+            self.narrator.note("such a first connection deserves one more try")
+        with operation_lock(self.lock, f"{plan.goal.value}, second try"):
+            self._launch(plan)
+        state = self.state()
+        assert state is not None  # noqa: S101 - its supervisor has spoken
+        return self._await(state.boot, plan)
 
     def _abandon(self) -> None:
         """Take a half-started kit down."""

@@ -35,8 +35,9 @@ class Script:
     ``log`` is printed at start; ``exit_after_s`` ends it with ``exit_code`` that long
     after launch; ``mute`` never joins; ``reply`` is the completion, empty for none;
     ``ignore_term`` makes SIGTERM do nothing; ``answer_s`` delays every completion;
-    ``hog_bytes`` is memory that it takes when it is asked for a completion or has
-    joined. ``fault`` names what is wrong with the answers, "" for a model that makes
+    ``join_s`` passes before it joins; ``hog_bytes`` is memory that it takes when it is
+    asked for a completion or has joined; ``once`` leaves the script out at the second
+    start. ``fault`` names what is wrong with the answers, "" for a model that makes
     sense: repeat, empty, foreign, tool, thinking, drafts, logprob, warm-up.
     """
 
@@ -51,6 +52,8 @@ class Script:
     answer_s: float = 0.0
     fault: str = ""
     hog_bytes: int = 0
+    join_s: float = 0.0
+    once: bool = False
 
     def hog(self) -> None:
         """Take the memory, page by page, and keep it."""
@@ -64,7 +67,13 @@ class Script:
         """The script of ``rank`` in the model's folder, or one without faults."""
         file = model / "stub.json"
         scripts = json.loads(file.read_text()) if file.is_file() else {}
-        return Script(**scripts.get(str(rank), {}))
+        found = Script(**scripts.get(str(rank), {}))
+        mark = model.with_name(f"started-{rank}")
+        if found.once and mark.exists():
+            return Script()
+        if found.once:
+            mark.touch()
+        return found
 
 
 # A question's telling word, and what a model that makes sense answers to it.
@@ -257,6 +266,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 def _join(args: argparse.Namespace, script: Script) -> None:
     """The worker's side of the rendezvous; tries until the head is there."""
+    time.sleep(script.join_s)
     while True:
         try:
             peer = socket.create_connection((args.master_addr, args.master_port), 5)

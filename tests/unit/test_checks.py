@@ -134,6 +134,15 @@ FAULTS: dict[str, tuple[Callable[[Views], Views], str]] = {
         lambda v: b_host(v, gpus=(replace(v[1].host.gpus[0], clock_max_mhz=2100),)),
         "2100 MHz",
     ),
+    "host.power": (
+        lambda v: b_host(
+            v,
+            gpus=(
+                replace(v[1].host.gpus[0], clock_mhz=805, power_w=19, busy_percent=96),
+            ),
+        ),
+        "96 % busy at 805 MHz and 19 W",
+    ),
     "host.clock": (
         lambda v: [v[0], replace(v[1], skew_s=(89.8, 90.3))],
         "90 s ahead of",
@@ -190,7 +199,7 @@ def test_two_healthy_sparks_have_no_finding(views: Views) -> None:
 
 @pytest.mark.cases(
     *(11, 16, 18, 20, 21, 22, 29, 31, 34, 35),
-    *(85, 87, 88, 125),
+    *(85, 87, 88, 125, 139),
 )
 @pytest.mark.parametrize("check", FAULTS)
 def test_each_fault_fires_its_check_on_its_node(check: str, views: Views) -> None:
@@ -337,6 +346,8 @@ def test_init_writes_a_kit_that_is_valid_and_names_what_it_saw(
     assert [node.ssh for node in kit.nodes] == ["local", "me@b"]
     assert kit.weights.drafter == "mtp"
     assert "# cabling: two rails (tp2)" in text and "enp1s0f0np0" in text
+    asked = render(propose(views, {"a": "local", "b": "b"}), "s", "mtp", {}, "oci")
+    assert 'runtime = "oci"' in asked
 
 
 def test_init_gives_the_commands_for_ports_without_addresses(views: Views) -> None:

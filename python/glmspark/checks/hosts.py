@@ -19,6 +19,7 @@ CHECKS = {
     "host.pages": "pages are 4 KiB",
     "host.gpu": "the node has a GPU",
     "host.gpu-users": "nobody else computes on the GPU",
+    "host.power": "a busy GPU clocks and draws what it should",
     "host.driver": "all nodes have one driver",
     "host.clocks": "all GPUs may clock alike",
     "host.clock": "the nodes' clocks agree",
@@ -30,6 +31,8 @@ CHECKS = {
     "weights.same": "every node has the same weights",
 }
 SKEW_S = 2.0
+# A GB10 under load clocks above 2 GHz; stuck ones were seen at 800 MHz and 19 W.
+BUSY_PERCENT, SLOW_MHZ, SLOW_W = 90, 1000, 30
 
 
 def _cma(view: NodeView) -> Iterator[Finding]:
@@ -111,6 +114,22 @@ def _gpu(view: NodeView) -> Iterator[Finding]:
         )
 
 
+def _power(view: NodeView) -> Iterator[Finding]:
+    """The sign of a machine that is stuck at low power; a reboot does not end it."""
+    for gpu in view.host.gpus:
+        slow = 0 < gpu.clock_mhz < SLOW_MHZ and 0 < gpu.power_w < SLOW_W
+        if gpu.busy_percent >= BUSY_PERCENT and slow:
+            yield Finding(
+                "host.power",
+                view.name,
+                f"the GPU is {gpu.busy_percent:.0f} % busy at {gpu.clock_mhz:.0f} MHz "
+                f"and {gpu.power_w:.0f} W",
+                "above 1 GHz and 30 W under load",
+                "shut it down, unplug its power supply for a minute, then start it",
+                "advice",
+            )
+
+
 def _tools(kit: Kit, view: NodeView) -> Iterator[Finding]:
     tools = view.host.tools
     seen, remedy = "", ""
@@ -179,6 +198,7 @@ def _gpu_nodes(kit: Kit, views: Sequence[NodeView]) -> Iterator[Finding]:
         yield from _memlock(view)
         yield from _set_aside(view)
         yield from _gpu(view)
+        yield from _power(view)
         yield from _tools(kit, view)
     driver = ("host.driver", "driver", "install one driver version on all nodes")
     yield from _same(driver, views, lambda view: view.host.driver, "warning")
