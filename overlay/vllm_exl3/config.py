@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from vllm.model_executor.layers.quantization.base_config import (
     QuantizeMethodBase,
 )
 
-from vllm_exl3 import layout, schema
+from vllm_exl3 import layout, schema, stfile
 from vllm_exl3.errors import Exl3ConfigError
 from vllm_exl3.linear import Exl3LinearMethod
 from vllm_exl3.moe import Exl3MoEMethod
@@ -99,37 +100,45 @@ class Exl3Config(QuantizationConfig):
             )
 
     def _check_layout(self) -> None:
-        """Refuse, once and early, a parallel layout that would cut Hadamard blocks.
+        """Refuse, once and early, files that are not whole and a layout that cuts.
 
-        vLLM divides the expert width among the ranks with a bare assertion; this is
-        asked for the model's first layer, before any expert exists.
+        vLLM names no file that is cut short, lets a tensor be absent that a layer
+        which is not quantized needs, and divides the expert width among the ranks with
+        a bare assertion.
+        This is asked for the model's first layer, before any expert exists.
         """
         vllm_config = get_current_vllm_config_or_none()
         if self._layout_checked or vllm_config is None:
             return
         self._layout_checked = True
-        text = getattr(vllm_config.model_config, "hf_text_config", None)
-        parallel = vllm_config.parallel_config
-        width = getattr(text, "moe_intermediate_size", None)
-        if width is not None and not isinstance(width, int):
-            raise Exl3ConfigError(
-                f"moe_intermediate_size is {width!r}, needed a number"
-            )
-        if width is not None and not parallel.enable_expert_parallel:
-            experts = next(
-                (
-                    getattr(text, name)
-                    for name in ("n_routed_experts", "num_experts", "num_local_experts")
-                    if getattr(text, name, None)
-                ),
-                0,
-            )
-            layout.check_split(
-                "the experts' intermediate dimension (moe_intermediate_size)",
-                width,
-                parallel.tensor_parallel_size,
-                experts,
-            )
+        folder = Path(str(getattr(vllm_config.model_config, "model", None)))
+        if folder.is_dir():
+            stfile.check_folder(folder)
+        _check_experts(vllm_config)
+
+
+def _check_experts(vllm_config: Any) -> None:
+    """``Exl3ConfigError`` when ranks would cut the experts' Hadamard blocks."""
+    text = getattr(vllm_config.model_config, "hf_text_config", None)
+    parallel = vllm_config.parallel_config
+    width = getattr(text, "moe_intermediate_size", None)
+    if width is not None and not isinstance(width, int):
+        raise Exl3ConfigError(f"moe_intermediate_size is {width!r}, needed a number")
+    if width is not None and not parallel.enable_expert_parallel:
+        experts = next(
+            (
+                getattr(text, name)
+                for name in ("n_routed_experts", "num_experts", "num_local_experts")
+                if getattr(text, name, None)
+            ),
+            0,
+        )
+        layout.check_split(
+            "the experts' intermediate dimension (moe_intermediate_size)",
+            width,
+            parallel.tensor_parallel_size,
+            experts,
+        )
 
 
 def register_once() -> None:

@@ -17,6 +17,7 @@ from vllm_exl3.errors import Exl3Error
 NUMPY = {"I16": "<i2", "I32": "<i4", "F16": "<f2", "F32": "<f4", "BF16": "<u2"}
 # A header longer than this is none: the format's own bound.
 MAX_HEADER = 100_000_000
+VERIFY = "verify the weights"
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,55 @@ def _read(path: Path) -> Iterator[tuple[str, Raw]]:
             if len(data) != end - begin:
                 raise Exl3Error(f"{path} ends inside tensor {name}")
             yield name, Raw(dtype, shape, data)
+
+
+def check_folder(folder: Path) -> None:
+    """Nothing, or an ``Exl3Error`` for a checkpoint that is not whole.
+
+    Headers and sizes alone are read. Each file that the index names (without one,
+    each there is) ends where its header says, and no tensor of the index is absent.
+    """
+    index = folder / "model.safetensors.index.json"
+    listed = _weight_map(index) if index.exists() else {}
+    names = set(listed.values()) or {path.name for path in folder.glob("*.safetensors")}
+    seen: set[str] = set()
+    for path in sorted(folder / name for name in names):
+        if not path.is_file():
+            raise Exl3Error(f"{path} is absent, which {index.name} names", hint=VERIFY)
+        seen.update(_whole_header(path))
+    missing = [tensor for tensor in listed if tensor not in seen]
+    if missing:
+        raise Exl3Error(
+            f"{folder / listed[missing[0]]} lacks {missing[0]}, which {index.name} "
+            f"names ({len(missing)} such tensors)",
+            hint=VERIFY,
+        )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        found = json.loads(index.read_text())["weight_map"]
+        return {str(tensor): str(name) for tensor, name in found.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Exl3Error(
+            f"{index} is no index with a weight_map", hint=VERIFY
+        ) from error
+
+
+def _whole_header(path: Path) -> list[str]:
+    """The tensors of a file whose size is what its header says."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = _header(path, file.read(size) if size <= MAX_HEADER else b"")
+    header.pop("__metadata__", None)
+    try:
+        needed = max((int(e["data_offsets"][1]) for e in header.values()), default=0)
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise Exl3Error(f"{path} has a tensor without offsets", hint=VERIFY) from error
+    needed, held = 8 + size + needed, path.stat().st_size
+    if held != needed:
+        raise Exl3Error(f"{path} has {held} bytes, needed {needed}", hint=VERIFY)
+    return list(header)
 
 
 def _header(path: Path, text: bytes) -> dict[str, Any]:

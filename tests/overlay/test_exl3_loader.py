@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -229,3 +230,56 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(Exl3Error, match=r"model\.safetensors ends inside tensor"):
         list(stfile.tensors(source))
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """Two files of one tensor each, and their index."""
+    one = {"a": stfile.Raw.of(np.ones(3, np.float32))}
+    stfile.write(tmp_path / "model-1.safetensors", one)
+    stfile.write(tmp_path / "model-2.safetensors", {"b": one["a"]})
+    index = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    text = json.dumps({"weight_map": index})
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "model-2.safetensors",
+            None,
+            r"model-2\.safetensors is absent, which .* names",
+        ),
+        ("model-2.safetensors", lambda b: b[:-1], r"has \d+ bytes, needed \d+; verify"),
+        (
+            "model-2.safetensors",
+            lambda b: b + b"0",
+            r"has \d+ bytes, needed \d+; verify",
+        ),
+        ("model-2.safetensors", lambda b: b[:4], "has no safetensors header"),
+        (
+            "model-2.safetensors",
+            lambda b: b.replace(b'"b"', b'"c"'),
+            r"model-2\.safetensors lacks b, which .* names \(1 such",
+        ),
+        ("model.safetensors.index.json", lambda b: b[:-1], "is no index with"),
+        ("model.safetensors.index.json", lambda _: b"[]", "is no index with"),
+        ("model.safetensors.index.json", lambda _: b'{"weight_map": 3}', "is no index"),
+    ],
+)
+def test_a_folder_that_is_not_whole(
+    sharded: Path,
+    name: str,
+    change: Callable[[bytes], bytes] | None,
+    message: str,
+) -> None:
+    stfile.check_folder(sharded)
+    path = sharded / name
+    content = path.read_bytes()
+    path.unlink()
+    if change is not None:
+        path.write_bytes(change(content))
+    with pytest.raises(Exl3Error, match=message):
+        stfile.check_folder(sharded)
