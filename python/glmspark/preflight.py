@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from glmspark.engine import view_name
 from glmspark.errors import ConfigError, PreflightError
 from glmspark.facts import Facts, Listener
 from glmspark.schema import Engine, Kit, is_loopback
@@ -23,7 +24,9 @@ CHECKS = {
     "disk.state": "there is room for logs and caches",
     "port.api": "the API port is free",
     "port.master": "the rendezvous port is free",
+    "weights.view": "the weights are in the store, and their view is built",
     "ranks.stale": "no rank of an earlier start is alive",
+    "canary.answers": "the model's first answers make sense (asked after the load)",
 }
 
 
@@ -159,6 +162,30 @@ def check_node(
     return found
 
 
+def check_view(kit: Kit, node: str, store: Iterable[str]) -> list[Finding]:
+    """Whether the view that ``kit`` names is in the ``store`` of a node.
+
+    ``store`` holds what :func:`glmspark.hostfacts.read_store` found there.
+    """
+    target = kit.weights.target
+    if target == "loopback" or target.startswith("/"):
+        return []
+    view, known = f"views/{view_name(target)}", set(store)
+    if view in known:
+        return []
+    has_list = view.replace("views/", "manifests/") + ".json" in known
+    bring = "" if has_list else f"glmspark weights fetch {target} && "
+    return [
+        Finding(
+            "weights.view",
+            node,
+            f"the store has no view of {target}",
+            "all of its files, and the view that the engine opens",
+            f"{bring}glmspark weights link {target}",
+        )
+    ]
+
+
 def check_waivers(waived: Iterable[str]) -> None:
     """See that each waiver names a check, of this module or of the doctor's.
 
@@ -194,6 +221,17 @@ def report(findings: list[Finding], waived: Iterable[str]) -> list[Finding]:
             + " ".join(f"--waive {name}" for name in sorted({o.check for o in open_})),
         )
     return [one for one in findings if one.check in waived]
+
+
+def unjudged(node: str) -> Finding:
+    """What it means that the verdict on the first answers is waived."""
+    return Finding(
+        "canary.answers",
+        node,
+        "the first answers are not judged",
+        "answers that make sense",
+        "glmspark start without that waiver",
+    )
 
 
 def opens_network(kit: Kit) -> bool:

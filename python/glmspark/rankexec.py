@@ -7,14 +7,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from glmspark import fingerprint
+from glmspark import fingerprint, viewlease
 from glmspark.boot import Boot
-from glmspark.errors import ConfigError
-from glmspark.paths import read_key
-from glmspark.ranks import RankSpec, scrub
+from glmspark.errors import ConfigError, IntegrityError
+from glmspark.paths import KitPaths, read_key
+from glmspark.ranks import EnginePaths, RankSpec, render_ranks, scrub
 from glmspark.scene import die_with_parent, private_shm
 
 if TYPE_CHECKING:
@@ -46,19 +47,6 @@ def rank_env(spec: RankSpec, environ: Mapping[str, str]) -> dict[str, str]:
     return env
 
 
-def hold_view(model: Path) -> None:
-    """Keep the model's files from being collected for as long as this process lives.
-
-    Only a view of a weights store needs that; the lease survives the exec.
-    """
-    root = model.parent.parent
-    if model.parent.name == "views" and (root / "leases").is_dir():
-        from glmspark.weights import lease
-        from glmspark.weights.store import Store
-
-        lease.hold(Store(root), model)
-
-
 def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
     """Replace this process by rank ``rank`` of the boot in ``folder``.
 
@@ -77,6 +65,13 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
         from glmspark.remoterank import relay
 
         sys.exit(relay(folder, boot, spec))
+    if (folder / "containers.json").is_file():
+        from glmspark.containers import enter, read_container
+
+        if box := read_container(folder, rank):
+            hold_view(Path(spec.argv[spec.argv.index("serve") + 1]))
+            enter(folder, boot, spec, box)
+    spec = hold_model(spec)
     stated = state(spec)
     env = rank_env(spec, environ)
     scratch = Path(environ["GLMSPARK_SCRATCH"])
@@ -89,14 +84,35 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
     run_engine(spec, env)
 
 
+def hold_view(model: Path) -> Path:
+    """The folder behind a view's name, kept for as long as this process lives.
+
+    Raises:
+        IntegrityError: it is not there.
+    """
+    try:
+        return viewlease.hold(model)[0]
+    except OSError as error:
+        raise IntegrityError(
+            f"the model {model} cannot be opened: {error.strerror or error}",
+            hint="glmspark weights link, or start again to build the loopback model",
+        ) from error
+
+
+def hold_model(spec: RankSpec) -> RankSpec:
+    """``spec`` told the folder behind its view's name; this process holds it."""
+    at = spec.argv.index("serve") + 1
+    folder = hold_view(Path(spec.argv[at]))
+    return replace(spec, argv=(*spec.argv[:at], str(folder), *spec.argv[at + 1 :]))
+
+
 def state(spec: RankSpec) -> fingerprint.Fingerprint:
-    """What the rank is about to run; its model is held from now on.
+    """What the rank is about to run.
 
     Raises:
         IntegrityError: the model cannot be fingerprinted.
     """
     serve = spec.argv.index("serve")
-    hold_view(Path(spec.argv[serve + 1]))
     return fingerprint.take(
         spec.argv[:serve],
         spec.argv[serve + 1],
@@ -121,6 +137,28 @@ def run_engine(spec: RankSpec, env: Mapping[str, str]) -> NoReturn:
         ) from error
 
 
+def rank_alone(kit: Kit, rank: int, engine: EnginePaths, paths: KitPaths) -> RankSpec:
+    """The rank as this node alone can plan it; a GPU kit's node is looked at now.
+
+    Raises:
+        ConfigError: the rank cannot be rendered.
+        PreflightError: this node lacks its fabric device, or the rank does not fit.
+    """
+    if not kit.engine.uses_gpu:
+        return render_ranks(kit, engine)[rank]
+    from glmspark import paddeddraft
+    from glmspark.doctor import look_here
+    from glmspark.serving import gpukit
+
+    view = look_here(kit, rank, paths, engine.program)
+    rendered = gpukit.render_kit(kit, engine, gpukit.shape_alone(kit, rank, view))
+    changes = gpukit.draft_changes(kit, engine)
+    if changes:
+        view_, folder = engine.draft, engine.padded_draft
+        paddeddraft.make(view=view_, folder=folder, changes=changes)
+    return gpukit.rank_specs(kit, engine, rendered)[rank]
+
+
 def become_alone(kit: Kit, rank: int, environ: Mapping[str, str]) -> NoReturn:
     """Replace this process by a rank of ``kit``, for a unit or container that has one.
 
@@ -133,15 +171,14 @@ def become_alone(kit: Kit, rank: int, environ: Mapping[str, str]) -> NoReturn:
     """
     from glmspark.engine import engine_paths
     from glmspark.paths import kit_paths
-    from glmspark.ranks import render_ranks
 
-    ranks = render_ranks(kit, engine_paths(kit, kit_paths(kit, environ)))
-    if rank >= len(ranks):
+    if rank >= len(kit.nodes):
         raise ConfigError(
-            f"rank {rank} was asked for, kit {kit.name} has {len(ranks)}",
-            hint=f"ranks: 0 to {len(ranks) - 1}",
+            f"rank {rank} was asked for, kit {kit.name} has {len(kit.nodes)}",
+            hint=f"ranks: 0 to {len(kit.nodes) - 1}",
         )
-    spec = ranks[rank]
+    paths = kit_paths(kit, environ)
+    spec = hold_model(rank_alone(kit, rank, engine_paths(kit, paths), paths))
     stated = json.dumps(state(spec), sort_keys=True)
     sys.stderr.write(f"rank {rank} runs {stated}\n")
     sys.stderr.flush()

@@ -6,19 +6,19 @@ implies, the schema's defaults. Unknown keys are errors that name the nearest kn
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from glmspark.defaults import topology_defaults
 from glmspark.errors import ConfigError
-from glmspark.paths import expand
+from glmspark.findings import Key, dotted, nearest, sentence
+from glmspark.kitfile import find_kit, read_toml
 from glmspark.schema import Kit
 from glmspark.tomlplace import line_of
 
@@ -34,8 +34,6 @@ ENV_OTHER = (
     "GLMSPARK_SCRATCH",
 )
 ENV_OTHER_PREFIXES = ("GLMSPARK_TORCH_", "GLMSPARK_TEST_")
-
-Key = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -67,74 +65,12 @@ def known_keys() -> tuple[str, ...]:
     return tuple(keys)
 
 
-def find_kit(explicit: str | None, environ: Mapping[str, str]) -> Path | None:
-    """The kit.toml that is used: --kit, $GLMSPARK_KIT, here, the user's, the host's.
-
-    None means that there is none, and the built-in loopback kit is used.
-
-    Raises:
-        ConfigError: a kit that was asked for by name does not exist.
-    """
-    asked = explicit or environ.get("GLMSPARK_KIT")
-    if asked:
-        path = expand(asked, "the kit file")
-        if path.is_dir():
-            path = path / "kit.toml"
-        if not path.is_file():
-            what = "is no regular file" if path.exists() else "does not exist"
-            raise ConfigError(
-                f"kit file {path} was asked for and {what}",
-                hint="`glmspark init` writes one; without --kit and GLMSPARK_KIT the "
-                "built-in loopback kit is used",
-            )
-        return path
-    config = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME', '')}/.config"
-    for path in (
-        Path("kit.toml"),
-        Path(config) / "glmspark" / "kit.toml",
-        Path("/etc/glmspark/kit.toml"),
-    ):
-        if path.is_file():
-            return path
-    return None
-
-
-def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
-    """The text of ``path`` and its tables; a byte-order mark and CRLF are fine.
-
-    Raises:
-        ConfigError: not readable, not UTF-8, or not TOML; names file and line.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint=f"ls -l {path}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path} is not UTF-8 text (byte {error.start})",
-            hint=f"save {path} as UTF-8",
-        ) from error
-    try:
-        return text, tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} is not valid TOML: {error}", hint=f"edit {path} and mend that line"
-        ) from error
-
-
 def _parse_scalar(text: str) -> Any:
     """``text`` of a variable or flag as a TOML value; bare words are strings."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
-
-
-def _nearest(name: str, names: tuple[str, ...]) -> str:
-    match = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {match[0]}?" if match else ""
 
 
 def environment_layer(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
@@ -155,7 +91,7 @@ def environment_layer(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
             known = tuple(ENV_PREFIX + name for name in names)
             raise ConfigError(
                 f"environment variable {variable} names no setting"
-                + _nearest(variable, known),
+                + nearest(variable, known),
                 hint=f"unset {variable}; `glmspark config show` lists every setting",
             )
         layer[key] = (_parse_scalar(environ[variable]), f"environment {variable}")
@@ -174,7 +110,7 @@ def flag_layer(pairs: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
         if not equals or key not in known_keys():
             why = "has no =" if not equals else "names no setting"
             raise ConfigError(
-                f"--set {pair} {why}" + _nearest(key, known_keys()),
+                f"--set {pair} {why}" + nearest(key, known_keys()),
                 hint="write --set table.key=value, for instance --set serve.port=9000",
             )
         layer[key] = (_parse_scalar(text), "command line")
@@ -192,11 +128,14 @@ def _leaves(value: Any, prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
         yield prefix, value
 
 
-def _dotted(key: Key) -> str:
-    text = ""
-    for part in key:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
+def _replaced(layer: Mapping[str, Any], base: Any, at: Key = ()) -> Iterator[str]:
+    """The keys where ``layer`` replaces whatever ``base`` has at or below them."""
+    for key, value in layer.items():
+        under = base.get(key, {})
+        if isinstance(value, Mapping) and isinstance(under, Mapping):
+            yield from _replaced(value, under, (*at, key))
+        else:
+            yield dotted((*at, key))
 
 
 def _overlay(base: dict[str, Any], layer: Mapping[str, Any]) -> None:
@@ -223,13 +162,13 @@ class _Layers:
         self.origins: dict[str, str] = {}
 
     def add_tables(self, tables: Mapping[str, Any], origin: Any) -> None:
-        if "nodes" in tables:  # a list replaces the one below it
-            self.origins = {
-                k: v for k, v in self.origins.items() if not k.startswith("nodes")
-            }
+        for gone in _replaced(tables, self.raw):
+            below = (f"{gone}.", f"{gone}[")
+            for old in [k for k in self.origins if k == gone or k.startswith(below)]:
+                del self.origins[old]
         _overlay(self.raw, tables)
         for key, _ in _leaves(tables):
-            self.origins[_dotted(key)] = origin(key) if callable(origin) else origin
+            self.origins[dotted(key)] = origin(key) if callable(origin) else origin
 
     def add_values(self, values: Mapping[str, tuple[Any, str]]) -> None:
         for key, (value, origin) in values.items():
@@ -241,55 +180,12 @@ def _check_characters(layers: _Layers) -> None:
     """See that no text holds control characters: paths and names cannot have them."""
     for key, value in _leaves(layers.raw):
         if isinstance(value, str) and any(ord(letter) < 32 for letter in value):
-            name = _dotted(key)
+            name = dotted(key)
             raise ConfigError(
                 f"{layers.origins.get(name, 'kit')}: {name} = {value!r} holds a "
                 "control character",
                 hint=f"write {name} without it",
             )
-
-
-def _fields_at(location: Key) -> tuple[str, ...]:
-    """The names that are allowed in the table that ``location`` points into."""
-    model: Any = Kit
-    for part in location[:-1]:
-        if isinstance(part, int):
-            continue
-        annotation = model.model_fields[part].annotation
-        inner = [arg for arg in get_args(annotation) if isinstance(arg, type)]
-        model = inner[0] if inner else annotation
-    return tuple(model.model_fields)
-
-
-def _origin(key: str, origins: Mapping[str, str], whole: str) -> str:
-    """Where ``key`` was set, or the first of what stands below it, or the file."""
-    if not key:
-        return whole
-    below = (origins[k] for k in origins if k.startswith(key))
-    return origins.get(key) or next(below, whole)
-
-
-def _sentence(error: Any, origins: Mapping[str, str], whole: str) -> str:
-    """One finding of pydantic as: where, which key, what stands there, what may."""
-    location: Key = tuple(error["loc"])
-    key = _dotted(location)
-    origin = _origin(key, origins, whole)
-    seen = error["input"]
-    match error["type"]:
-        case "extra_forbidden":
-            allowed = _fields_at(location)
-            return (
-                f"{origin}: {key} is no setting"
-                + _nearest(str(location[-1]), allowed)
-                + f" (allowed here: {', '.join(allowed)})"
-            )
-        case "missing":
-            return f"{origin}: {key} is missing"
-        case "value_error":
-            said = error["msg"].removeprefix("Value error, ")
-            return f"{origin}: {key} = {seen!r}: {said}" if key else f"{origin}: {said}"
-    said = error["msg"][0].lower() + error["msg"][1:]
-    return f"{origin}: {key} = {seen!r} is not allowed: {said}"
 
 
 def load_settings(
@@ -315,6 +211,11 @@ def load_settings(
     layers.add_tables(
         topology_defaults(topology, pick("engine", "vllm-gb10")), f"topology {topology}"
     )
+    if pick("engine", "vllm-gb10") == "vllm-gb10" and topology != "loopback":
+        from glmspark.serving.gpukit import profile_defaults  # not for other kits
+
+        name = pick("profile", "default")
+        layers.add_tables(profile_defaults(name), f"profile {name}")
     layers.add_tables(tables, lambda key: f"{path}:{line_of(text, key)}")
     layers.add_values(over)
     _check_characters(layers)
@@ -322,7 +223,7 @@ def load_settings(
         valid = Kit.model_validate(layers.raw)
     except ValidationError as error:
         whole = str(path or "settings")
-        findings = [_sentence(e, layers.origins, whole) for e in error.errors()]
+        findings = [sentence(e, layers.origins, whole) for e in error.errors()]
         raise ConfigError(
             "\n       ".join(findings),
             hint="`glmspark config schema` describes every setting",
@@ -334,6 +235,6 @@ def show_rows(settings: Settings) -> list[tuple[str, Any, str]]:
     """Every setting as (key, value, origin), in the schema's order."""
     dump = settings.kit.model_dump(mode="json")
     return [
-        (_dotted(key), value, settings.origins.get(_dotted(key), "default"))
+        (dotted(key), value, settings.origins.get(dotted(key), "default"))
         for key, value in _leaves(dump)
     ]

@@ -26,13 +26,18 @@ MODULES = (
     "facts",
     "fingerprint",
     "hostfacts",
+    "imageside",
     "leash",
+    "linkwatch",
     "netlink",
+    "nixside",
     "nodeside",
+    "paddeddraft",
     "paths",
     "processes",
     "reach",
     "scene",
+    "viewlease",
 )
 OLDEST_PYTHON = (3, 11)
 NO_PYTHON = 97

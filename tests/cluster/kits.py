@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from glmspark import processes
-from glmspark.boot import State, boot_folders, read_state
+from glmspark.boot import State, boot_folders, read_state, scratch_folder
 
 from tests.conftest import REPOSITORY, take_port
 
@@ -32,7 +33,11 @@ class Done:
 
 @dataclass
 class TestKit:
-    """A kit below ``root``; ``run`` is the command line, as a user has it."""
+    """A kit below ``root``; ``run`` is the command line, as a user has it.
+
+    With ``worker``, an ssh target on this machine, rank 1 runs there; the fabric is
+    the loopback device.
+    """
 
     __test__ = False
     root: Path
@@ -41,6 +46,8 @@ class TestKit:
     scripts: dict[str, dict[str, Any]] = field(default_factory=dict)
     port: int = field(default_factory=take_port)
     master: int = field(default_factory=take_port)
+    worker: str = ""
+    environ: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.root.mkdir(exist_ok=True)
@@ -70,8 +77,14 @@ class TestKit:
             "timeouts.stop_s": "3",
             **self.settings,
         }
-        lines = ['name = "test"', 'topology = "loopback"', f'engine = "{self.engine}"']
+        topology = "tp2" if self.worker else "loopback"
+        lines = ['name = "test"', f'topology = "{topology}"']
+        lines += [f'engine = "{self.engine}"']
         lines += [f"{key} = {value}" for key, value in values.items()]
+        hosts = ("local", self.worker) if self.worker else ()
+        for number, ssh in enumerate(hosts, start=1):
+            lines += ["[[nodes]]", f'name = "spark-{number}"', f'ssh = "{ssh}"']
+            lines.append(f'fabric = "127.0.0.{number}"')
         (self.root / "kit.toml").write_text("\n".join(lines) + "\n")
 
     def argv(self, *words: str) -> list[str]:
@@ -81,7 +94,12 @@ class TestKit:
 
     def env(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of a command: the tests' own, and this checkout's code."""
-        return {**os.environ, "PYTHONPATH": str(REPOSITORY / "python"), **(extra or {})}
+        return {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY / "python"),
+            **self.environ,
+            **(extra or {}),
+        }
 
     def run(self, *words: str, limit_s: float = 90, **extra: str) -> Done:
         """Run a command to its end."""
@@ -178,6 +196,8 @@ class TestKit:
             for one in self.members():
                 processes.send(one.who, signal.SIGKILL)
             time.sleep(0.05)
+        for folder in self.boots():  # a killed supervisor leaves its ranks' files
+            shutil.rmtree(scratch_folder(folder.name), ignore_errors=True)
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float = 15.0) -> float:

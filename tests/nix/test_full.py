@@ -25,6 +25,7 @@ needs_311 = pytest.mark.skipif(
 )
 
 
+@pytest.mark.cases(132)
 @needs_312
 def test_kernels_hold_sm_121a_alone(shop: Workshop, flake: str) -> None:
     """exllamav3's sources with our patches, compiled by the pinned wheels' nvcc."""

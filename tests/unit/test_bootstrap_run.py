@@ -256,3 +256,28 @@ def test_an_unknown_mode_is_a_usage_error(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(["everything"])
     assert ended.value.code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("named", ["/nope", "/etc/passwd", "/bin/false"])
+def test_a_named_python_that_does_not_run_is_refused(named: str) -> None:
+    done = subprocess.run(
+        ["/bin/sh", str(ROOT / "python" / "find-python")],
+        env={"PATH": os.environ["PATH"], "PYTHON": named},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.CONFIG and done.stdout == ""
+    assert f"PYTHON={named} is no Python that runs here" in done.stderr
+    assert "hint: " in done.stderr
+
+
+def test_the_named_python_wins() -> None:
+    done = subprocess.run(
+        ["/bin/sh", str(ROOT / "python" / "find-python")],
+        env={"PATH": os.environ["PATH"], "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == sys.executable
