@@ -119,6 +119,16 @@ def first_cause(log: str) -> str:
     return failures[0] if failures else ""
 
 
+# Failures of the first connection that a second try has been seen to overcome: memory
+# that could not be registered, a system call inside NCCL. Nothing else is tried again.
+_AGAIN = re.compile(r"ibv_reg_mr|ncclSystemError|NCCL.*unhandled system error")
+
+
+def deserves_retry(text: str) -> bool:
+    """Whether a start that failed with ``text`` is worth one more try."""
+    return bool(_AGAIN.search(text))
+
+
 def hint_for(text: str) -> str:
     """The remedy of the first known signature in ``text``; empty when none is known."""
     for signature in SIGNATURES:

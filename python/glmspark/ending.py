@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,6 +19,10 @@ from glmspark.paths import KitPaths
 
 # The supervisor needs this long beyond the grace of its ranks to kill and to prove.
 SUPERVISOR_END_S = 15.0
+# Memory counts as given back when it grows by less than a step within a tick.
+MEMORY_TICK_S = 0.5
+MEMORY_STEP = 64 << 20
+MEMORY_S = 60.0
 
 
 def boot_names(paths: KitPaths) -> set[str]:
@@ -100,3 +105,23 @@ def note_taken(port: int, narrator: Narrator) -> None:
             owner = f"pid {one.pid} ({one.program})" if one.pid else "somebody"
             narrator.note(f"port {port} is held by {owner}, none of this kit's ranks")
             return
+
+
+def await_memory(
+    read: Callable[[], int], pause: Callable[[float], None], limit_s: float = MEMORY_S
+) -> float:
+    """Wait until available memory has stopped growing; the seconds that it took.
+
+    The driver gives a GPU's memory back some time after its process has gone; a start
+    into the falling rest of an old rank fails or wedges the host. ``read`` gives the
+    available bytes, ``pause`` sleeps.
+    """
+    passed_s, before = 0.0, read()
+    while passed_s < limit_s:
+        pause(MEMORY_TICK_S)
+        passed_s += MEMORY_TICK_S
+        now = read()
+        if now - before < MEMORY_STEP:
+            return passed_s
+        before = now
+    return passed_s

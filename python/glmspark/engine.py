@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from glmspark.errors import ConfigError
 from glmspark.paths import KitPaths, expand
@@ -80,12 +84,41 @@ def view_name(target: str) -> str:
 
 def engine_paths(kit: Kit, paths: KitPaths) -> EnginePaths:
     """Everything of this node that the ranks' command lines name."""
-    return EnginePaths(
-        find_program(kit),
+    program = find_program(kit)
+    found = EnginePaths(
+        program,
         str(model_folder(kit, paths)),
         str(paths.cache / f"engine-{kit.engine.value}"),
         str(paths.key),
     )
+    if not kit.engine.uses_gpu:
+        return found
+    cache = paths.cache / "jit" / cache_name(program)
+    return replace(found, cache=str(cache), **_gpu_folders(kit, paths))
+
+
+def cache_name(program: tuple[str, ...]) -> str:
+    """A name for the compiled kernels of ``program``: another engine, another name."""
+    resolved = os.path.realpath(program[0])
+    return hashlib.sha256(resolved.encode()).hexdigest()[:16]
+
+
+def _gpu_folders(kit: Kit, paths: KitPaths) -> dict[str, Any]:
+    """The drafter's views and the donor's, by the field of EnginePaths."""
+    from glmspark.serving.profiles import load_profile
+    from glmspark.weights.builtin import builtin
+
+    folders: dict[str, Any] = {}
+    if kit.weights.drafter == "dflash2":
+        slug = builtin("drafter").slug
+        folders["draft"] = str(paths.store / "views" / slug)
+        padded = paths.cache / f"{slug}-{kit.topology.value}"
+        folders["padded_draft"] = str(padded)
+    spec = load_profile(kit.profile).transplant or {}
+    if spec.get("repository"):
+        name = view_name(f"{spec['repository']}@{spec['revision']}")
+        folders["donor"] = str(paths.store / "views" / name)
+    return folders
 
 
 def engine_python(program: tuple[str, ...]) -> str:

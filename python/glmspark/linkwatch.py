@@ -1,4 +1,4 @@
-"""Whether the fabric's device is up, watched while a rank runs.
+"""Whether the fabric's device is up and memory is left, watched while a rank runs.
 
 vLLM does not notice a cable that is gone: a request hangs until its time-out. The
 standard library alone: it is sent to the node.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from glmspark.facts import Roots, read_memory
 from glmspark.netlink import Link, read_links
 
 # A link that is down for longer does not come back before NCCL gives up; shorter ones
@@ -52,3 +53,35 @@ class LinkWatch:
             return ""
         word = "is down" if links else "has gone"
         return f"the fabric: device {self._device} {word}"
+
+
+class MemoryWatch:
+    """Says when a host is about to run out of memory, before the kernel decides.
+
+    A Spark whose memory is all gone answers pings and no ssh, until it is unplugged.
+    Two looks in a row must agree.
+    """
+
+    def __init__(self, roots: Roots | None = None) -> None:
+        self._roots = roots or Roots()
+        self._low = 0
+
+    def short(self) -> str:
+        """What is wrong; "" while there is enough, or it cannot be read."""
+        try:
+            sizes = read_memory(self._roots)
+            available, total = sizes["MemAvailable"], sizes["MemTotal"]
+        except (OSError, ValueError, LookupError):
+            return ""
+        self._low = self._low + 1 if available < reserve(total) else 0
+        if self._low < 2:
+            return ""
+        return (
+            f"the memory: {available >> 20} MiB of {total >> 20} are left, "
+            f"{reserve(total) >> 20} are kept (out of memory)"
+        )
+
+
+def reserve(total: int) -> int:
+    """What must stay available of ``total`` bytes: a hundredth, at most 1 GiB."""
+    return min(total // 100, 1 << 30)

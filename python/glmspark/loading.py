@@ -18,6 +18,7 @@ from glmspark.console import Narrator
 from glmspark.doctor import remote_of
 from glmspark.errors import CommandError, IntegrityError
 from glmspark.imageside import ImageFacts, ImageId
+from glmspark.leash import end_boots
 from glmspark.nodeside import find_image
 from glmspark.paths import KitPaths, expand
 from glmspark.remote import in_parallel
@@ -227,3 +228,23 @@ def write_containers(folder: Path, kit: Kit, images: Mapping[str, ImageFacts]) -
     }
     if boxes:
         write_json(folder / "containers.json", boxes)
+
+
+def end_containers(boots: Sequence[str], tool: str) -> None:
+    """End every process and container of ``boots`` on this machine.
+
+    Raises:
+        CommandError: the container engine cannot be asked, or something stays.
+    """
+    try:
+        left = end_boots(boots, tool)
+    except OSError as error:
+        raise CommandError(
+            f"the containers of this kit cannot be looked for: {error}",
+            hint="see that this user may use the container engine, then: glmspark stop",
+        ) from error
+    if left:
+        raise CommandError(
+            f"{left} processes or containers of this kit cannot be ended",
+            hint="podman ps -a --filter label=glmspark.kit (or docker)",
+        )

@@ -104,6 +104,19 @@ def read_clock(folder: Path, rank: int) -> float:
         return 0.0
 
 
+def progress_file(folder: Path, rank: int) -> Path:
+    """Where it stands how far a rank of another node has got."""
+    return folder / f"rank-{rank}.progress"
+
+
+def read_progress(folder: Path, rank: int) -> int:
+    """How far a rank of another node has got; 0 if it has not said."""
+    try:
+        return int(progress_file(folder, rank).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
 class Tail:
     """Reads a rank's log as it grows; a log that was cut short is read from its start.
 

@@ -163,6 +163,19 @@ def oom_kills() -> int:
     return 0
 
 
+# A rank gets on when it reads or computes; this much of each counts as one step.
+PROGRESS_IO_BYTES = 1 << 20
+PROGRESS_CPU_S = 1.0
+
+
+def progress(members: Iterable[Marked]) -> int:
+    """A number that grows while ``members`` read or compute."""
+    found = list(members)
+    cpu_s = sum(one.cpu_s for one in found)
+    io = sum(io_bytes(one.who.pid) for one in found)
+    return int(cpu_s / PROGRESS_CPU_S) + io // PROGRESS_IO_BYTES
+
+
 def pss_bytes(pid: int) -> int:
     """Proportional set size of ``pid`` in bytes; 0 when not readable."""
     for line in _read(PROC / str(pid) / "smaps_rollup").splitlines():

@@ -23,7 +23,7 @@ from glmspark.containers import inner_boot, read_container
 from glmspark.doctor import folders_of, remote_of
 from glmspark.errors import CommandError
 from glmspark.leash import BEAT_S
-from glmspark.logread import clock_file
+from glmspark.logread import clock_file, progress_file
 from glmspark.paths import KitPaths, read_key
 from glmspark.ranks import SCRUBBED, SCRUBBED_PREFIXES, RankSpec
 from glmspark.remote import Remote, in_parallel
@@ -120,11 +120,14 @@ def relay(folder: Path, boot: Boot, spec: RankSpec) -> int:
     def state(stated: fingerprint.Fingerprint) -> None:
         fingerprint.write(fingerprint_file(folder, spec.rank), stated)
 
-    def hear_clock(there_s: float) -> None:
-        ahead = json.dumps(round(there_s - time.time(), 3))
-        clock_file(folder, spec.rank).write_text(ahead)
+    def hear(word: str, value: bytes) -> None:
+        if word == "progress":
+            progress_file(folder, spec.rank).write_bytes(value.strip())
+        else:
+            ahead = json.dumps(round(float(value) - time.time(), 3))
+            clock_file(folder, spec.rank).write_text(ahead)
 
-    answer = _follow(wire.stdout, call.marker, state, hear_clock)
+    answer = _follow(wire.stdout, call.marker, state, hear)
     return _status(answer, spec, wire.wait())
 
 
@@ -143,7 +146,7 @@ def _follow(
     lines: Any,
     marker: str,
     state: Callable[[fingerprint.Fingerprint], None],
-    hear_clock: Callable[[float], None],
+    hear: Callable[[str, bytes], None],
 ) -> Mapping[str, Any] | None:
     """Copy the rank's output to ours; its last answer, None if there was none."""
     mark, answer_next = marker.encode(), False
@@ -152,8 +155,9 @@ def _follow(
         if answer_next:
             answer = json.loads(line)
             answer_next = False
-        elif line.startswith(mark + b"clock "):
-            hear_clock(float(line.removeprefix(mark + b"clock ")))
+        elif line.startswith((mark + b"clock ", mark + b"progress ")):
+            word, _, value = line.removeprefix(mark).partition(b" ")
+            hear(word.decode(), value)
         elif line.startswith(mark + b"fingerprint "):
             state(json.loads(line.removeprefix(mark + b"fingerprint ")))
         elif line.startswith(mark):

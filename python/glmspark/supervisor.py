@@ -20,8 +20,9 @@ from glmspark.causes import first_cause, hint_for
 from glmspark.errors import ExitCode
 from glmspark.fabricfacts import growth, read_counters
 from glmspark.facts import Roots
-from glmspark.linkwatch import LinkWatch, device_of
-from glmspark.probing import Prober, how_it_ended
+from glmspark.linkwatch import LinkWatch, MemoryWatch, device_of
+from glmspark.logread import read_progress
+from glmspark.probing import Prober, how_it_ended, with_trial_hint
 from glmspark.processes import Identity, Marked
 from glmspark.rankexec import fingerprint_file, shared_marker
 from glmspark.watch import Observation, Phase, Watch
@@ -33,9 +34,6 @@ KILL_S = 10.0
 # What is left when the main processes of all ranks have ended gets this long.
 ORPHAN_S = 0.5
 LOG_BYTES = 64 << 20
-# A rank gets on when it logs, reads, or computes; this much of each counts as one.
-PROGRESS_IO_BYTES = 1 << 20
-PROGRESS_CPU_S = 1.0
 
 
 def log_file(folder: Path, rank: int) -> Path:
@@ -59,6 +57,7 @@ class Supervisor:
         self.kills = processes.oom_kills()
         self.counters = read_counters(Roots())
         self.broken: dict[int, str] = {}
+        self.memory = MemoryWatch()
         self.links = {
             spec.rank: LinkWatch(device_of(spec.env))
             for spec in self.boot.ranks
@@ -110,7 +109,7 @@ class Supervisor:
 
     def _watch(self, watch: Watch) -> Watch:
         """Follow the boot until it has ended or is asked to."""
-        prober = Prober(self.boot)
+        prober = Prober(self.boot, self.folder)
         prober.start()
         while not watch.phase.is_final:
             before = watch.phase
@@ -190,14 +189,13 @@ class Supervisor:
         logs = sum(
             log_file(self.folder, s.rank).stat().st_size for s in self.boot.ranks
         )
-        cpu_s = sum(one.cpu_s for one in self.members)
-        io = sum(processes.io_bytes(one.who.pid) for one in self.members)
-        self.progress = max(
-            self.progress,
-            logs + int(cpu_s / PROGRESS_CPU_S) + io // PROGRESS_IO_BYTES,
-        )
+        elsewhere = sum(read_progress(self.folder, s.rank) for s in self.boot.ranks)
+        here = processes.progress(self.members)
+        self.progress = max(self.progress, logs + here + elsewhere)
         broken = {rank: one.broken(now_s) for rank, one in self.links.items()}
         self.broken = {rank: what for rank, what in broken.items() if what}
+        if self.links and (short := self.memory.short()):
+            self.broken.setdefault(min(self.links), short)
         self._rotate()
 
     def _rotate(self) -> None:
@@ -246,6 +244,7 @@ class Supervisor:
         """The failure with the first cause that the logs show, and its remedy."""
         if failure is None:
             return None
+        failure = with_trial_hint(failure, self.folder)
         if grown := growth(self.counters, read_counters(Roots())):
             said = f"{failure.message}; RDMA errors here: {', '.join(grown[:6])}"
             failure = replace(failure, message=said)

@@ -101,10 +101,10 @@ def lab(open_folder: Path) -> Iterator[Callable[..., Lab]]:
     need_namespaces()
     made: list[Lab] = []
 
-    def make(*names: str) -> Lab:
+    def make(*names: str, prepare: Callable[[str], str] = lambda _: "") -> Lab:
         folder = open_folder / "lab"
         folder.mkdir()
-        made.append(Lab(folder, Client(folder / "client")))
+        made.append(Lab(folder, Client(folder / "client"), prepare=prepare))
         return made[-1].open(names)
 
     yield make

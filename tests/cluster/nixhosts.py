@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.hosts import Lab
 from tests.cluster.spread import Spread
 from tests.conftest import REPOSITORY
 from tests.nix.check import default_cache
@@ -87,13 +88,17 @@ class NixHosts:
 
     def adopt(self, kit: Spread) -> None:
         """Let commands on both hosts find Nix, over sshd's own environment."""
-        for name, host in kit.lab.hosts.items():
+        self.adopt_lab(kit.lab)
+        kit.path = self.env("spark-1")["PATH"]
+        kit.extra_env = self.env("spark-1")
+
+    def adopt_lab(self, lab: Lab) -> None:
+        """Let commands over sshd find Nix on every host."""
+        for name, host in lab.hosts.items():
             assert host.sshd is not None
             words = " ".join(f"{k}={v}" for k, v in self.env(name).items())
             host.sshd.options = (f"SetEnv {words}",)
             host.sshd.restart()
-        kit.path = self.env("spark-1")["PATH"]
-        kit.extra_env = self.env("spark-1")
 
     def build(self, kit: Spread, size: int = 3_000_000) -> str:
         """Build the closure on the head; the path of its engine."""

@@ -13,10 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Account
+from tests.cluster.hosts import Account, Lab
 from tests.cluster.kits import wait_for
-from tests.cluster.nixhosts import nix_spread
+from tests.cluster.nixhosts import NixHosts, mount_point, nix_spread
 from tests.cluster.spread import Spread
+from tests.cluster.users import User
+from tests.conftest import REPOSITORY
+from tests.nix.check import (
+    default_cache,
+    find_pythons,
+    python_folders,
+    snapshot,
+    workshop,
+)
+from tests.nix.get_nix import NixUnavailableError
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 
@@ -134,3 +144,42 @@ def ranks_run_from_the_signed_closure(kit: Spread) -> None:
     assert f"VLLM_CACHE_ROOT={kit.user_home}/cache/".encode() in environ
     assert kit.run("stop").code == 0
     kit.assert_nothing_left()
+
+
+@pytest.mark.full
+@pytest.mark.engine
+@pytest.mark.timeout(3600)
+def test_two_bare_hosts_with_a_store_each_end_in_two_real_ranks(
+    open_folder: Path, lab: Callable[..., Lab]
+) -> None:
+    """init and start: the real CPU engine, from one store into the other, serves."""
+    if "3.11" not in find_pythons(python_folders()):
+        pytest.skip("the loopback engine's lock is for Python 3.11, which is missing")
+    try:
+        with workshop(default_cache()) as shop, mount_point():
+            hosts = NixHosts(open_folder, shop.nix)
+            made = lab("spark-1", "spark-2", prepare=hosts.prepare)
+            made.cable("spark-1", "c0", "10.66.1.1/24", "spark-2", "c7", "10.66.1.2/24")
+            flake = snapshot(REPOSITORY, open_folder / "flake")
+            kit = f"{flake}#legacyPackages.x86_64-linux.full-checks.loopback-kit"
+            (path,) = shop.build(kit)
+            root = f"local?root={hosts.folder('spark-1')}"
+            shop.result("copy", "--no-check-sigs", "--to", root, str(path))
+            hosts.adopt_lab(made)
+            serves_for_a_user(made, hosts, shop.file(path / "bin/vllm").readlink())
+    except NixUnavailableError as error:
+        pytest.skip(f"Nix cannot be had here: {error}")
+
+
+def serves_for_a_user(made: Lab, hosts: NixHosts, program: Path) -> None:
+    user = User(made, {**hosts.env("spark-1"), "GLMSPARK_PATHS_ENGINE": str(program)})
+    done = user.init("--runtime", "nix")
+    assert done.code == 0, done.err
+    kit = ("--kit", str(user.kit), "--set", "serve.max_model_len=2048")
+    done = user.run("start", "--json", *kit, limit_s=900)
+    assert done.code == 0, done.err
+    # `start` has had a real completion, which needs both ranks for every token.
+    assert json.loads(done.out)["result"] == "live"
+    assert set(user.serving_ranks()) == {"spark-1", "spark-2"}
+    assert user.run("stop", *kit).code == 0
+    assert user.serving_ranks() == {}

@@ -64,6 +64,35 @@ def test_a_rank_that_ends_while_starting(stub_kit: Make, rank: int, code: int) -
     assert kit.run("start").code == 0
 
 
+@pytest.mark.cases(23)
+def test_a_first_connection_that_fails_is_tried_once_more_and_said(
+    stub_kit: Make,
+) -> None:
+    log = "NCCL WARN Call to ibv_reg_mr failed: Cannot allocate memory\n"
+    log += "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG)"
+    script = {"exit_after_s": 0.3, "mute": True, "log": log}
+    kit = stub_kit(rank1={**script, "once": True})
+    done = kit.run("start")
+    assert done.code == 0, done.err
+    assert done.err.count("deserves one more try") == 1
+    assert len(kit.boots()) == 2  # the logs of the first are kept
+    assert kit.run("stop").code == 0
+    kit.scripts["1"] = script
+    kit.write()
+    done = kit.run("start")
+    assert done.code == 5 and done.err.count("deserves one more try") == 1
+    assert len(kit.boots()) == 4
+    kit.assert_nothing_left()
+
+
+@pytest.mark.cases(102)
+def test_a_rank_that_is_late_is_waited_for(stub_kit: Make) -> None:
+    kit = stub_kit(rank1={"join_s": 3.0})
+    done = kit.run("start")
+    assert done.code == 0, done.err
+    assert kit.chat()[0] == 200
+
+
 @pytest.mark.cases(90)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("engine", [True, False], ids=["engine", "main"])

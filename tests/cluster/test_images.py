@@ -52,7 +52,7 @@ def boxed(pair_kit: Make, tmp_path: Path) -> Callable[..., Boxed]:
     return make
 
 
-@pytest.mark.cases(20, 118, 120, 122, 134)
+@pytest.mark.cases(20, 103, 118, 120, 122, 134)
 @pytest.mark.parametrize(
     ("tool", "naming"),
     [
@@ -75,6 +75,8 @@ def test_ranks_run_in_the_image_by_content_and_nothing_is_pulled(
         assert argv[argv.index("--boot") - 1] == f"sha256:{name}"
         assert argv[-2:] == ["--rank", str(rank)]
         assert {"--pull=never", "--network=host", "--ulimit=memlock=-1:-1"} <= set(argv)
+        cache = made.kit.settings["paths.cache"].strip('"')
+        assert f"--volume={cache}:{cache}:rw" in argv  # compiled kernels outlive it
         assert "--restart=no" in argv and key not in " ".join(argv)
         assert len(store.calls("load")) == 1 and not store.calls("pull")
     assert (name == made.config.removeprefix("sha256:")) is (naming == "config")
@@ -138,3 +140,16 @@ def test_an_archive_of_another_image_than_the_kit_names_is_refused(
     done = kit.run("start")
     assert done.code == 7 and "image.config names" in done.err
     assert not made.head.calls("load") and not made.worker.calls("load")
+
+
+@pytest.mark.cases(121)
+def test_an_image_that_is_nowhere_is_said_before_anything_starts(
+    boxed: Callable[..., Boxed],
+) -> None:
+    made = boxed()
+    del made.kit.settings["image.archive"]
+    made.kit.settings["image.config"] = f'"{made.config}"'
+    made.kit.write()
+    done = made.kit.run("start")
+    assert done.code == 4 and done.err.count(f"no image {made.config} there") == 2
+    assert "set image.archive to the archive's file; nothing is pulled" in done.err

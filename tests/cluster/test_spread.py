@@ -20,7 +20,7 @@ from tests.cluster.spread import Spread
 pytestmark = pytest.mark.netns
 
 
-@pytest.mark.cases(2, 25, 39, 93)
+@pytest.mark.cases(2, 25, 39, 93, 96)
 def test_start_serves_over_two_hosts_and_stop_clears_both(
     spread: Callable[..., Spread],
 ) -> None:

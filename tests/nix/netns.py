@@ -12,13 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.nix.check import find_pythons, python_folders
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts, chroot")
 needs_hosts = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("ip") or not Path("/usr/sbin/sshd").exists(),
     reason="needs root, iproute2 and openssh-server for two hosts of our own",
@@ -52,19 +50,6 @@ exec /usr/sbin/chroot "$root" "$@"
 """.replace("{folders}", " ".join(HOST_FOLDERS))
 
 
-_IMAGE = """
-set -eu
-root=$1
-shift
-mount --make-rprivate /
-for folder in $FOLDERS; do
-  mkdir -p "$root$folder"
-  mount --rbind "$folder" "$root$folder"
-done
-exec "$@"
-"""
-
-
 def python_homes() -> list[str]:
     """Folders of this machine's Pythons that are not below /usr."""
     homes = {Path(p).parents[1] for p in find_pythons(python_folders()).values()}
@@ -74,18 +59,6 @@ def python_homes() -> list[str]:
 def has_python(version: str) -> bool:
     """Whether this machine has that Python."""
     return version in find_pythons(python_folders())
-
-
-def in_image(root: Path, config: dict[str, Any], *words: str) -> list[str]:
-    """A command in an unpacked image: its user, its environment, no network.
-
-    The stand-in's programs are the host's, so /usr and such are bound into ``root``.
-    """
-    folders = " ".join(["/usr", "/lib", "/lib64", "/dev", "/proc", *python_homes()])
-    chroot = ["/usr/sbin/chroot", f"--userspec={config['User']}", str(root), *words]
-    program = ["env", "-i", *config["Env"], *chroot]
-    space = ["env", f"FOLDERS={folders}", "unshare", "--mount", "--net", "sh", "-c"]
-    return [*space, _IMAGE, "image", str(root), *program]
 
 
 @dataclass(frozen=True)

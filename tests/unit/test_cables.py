@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from glmspark.cabling import find_cables
+from glmspark.ending import await_memory
 from glmspark.errors import ConfigError
 from glmspark.fabricfacts import growth
 from glmspark.fabrictypes import Address, FabricFacts, Netdev, RdmaPort
+from glmspark.facts import Roots
 from glmspark.initkit import propose, require_cabling
-from glmspark.linkwatch import DOWN_S, LinkWatch, device_of
+from glmspark.linkwatch import DOWN_S, LinkWatch, MemoryWatch, device_of, reserve
+from glmspark.logread import progress_file, read_progress
 from glmspark.netlink import Link
 from glmspark.views import NodeView
 
@@ -105,3 +109,40 @@ def test_counters_that_grow_are_said_with_the_port() -> None:
     assert growth([before], after) == ["mlx5_0 port 1 seq +5"]
     assert growth([before], [before]) == []
     assert growth([], after) == ["mlx5_0 port 1 seq +9"]
+
+
+@pytest.mark.cases(78)
+def test_a_host_that_runs_out_of_memory_is_said_before_it_is_out(
+    tmp_path: Path,
+) -> None:
+    def left(mib: int) -> None:
+        text = f"MemTotal: {120 << 20} kB\nMemAvailable: {mib << 10} kB\n"
+        (tmp_path / "meminfo").write_text(text)
+
+    watch = MemoryWatch(Roots(proc=tmp_path))
+    assert watch.short() == ""  # cannot be read: nothing is ended for that
+    left(900)
+    assert watch.short() == ""
+    left(4000)
+    assert watch.short() == ""  # one look is none
+    left(900)
+    watch.short()
+    assert watch.short().startswith("the memory: 900 MiB of 122880 are left")
+    assert reserve(24 << 30) == (24 << 30) // 100
+
+
+@pytest.mark.cases(73)
+def test_what_a_rank_elsewhere_reads_counts_as_progress(tmp_path: Path) -> None:
+    assert read_progress(tmp_path, 1) == 0
+    progress_file(tmp_path, 1).write_text("17")
+    assert read_progress(tmp_path, 1) == 17
+
+
+@pytest.mark.cases(75, 79)
+def test_a_start_waits_until_the_memory_of_old_ranks_is_back() -> None:
+    readings = [gib << 30 for gib in (40, 60, 80, 110, 110, 110)]
+    slept: list[float] = []
+    passed_s = await_memory(lambda: readings.pop(0), slept.append)
+    assert passed_s == sum(slept) == 2.0 and len(readings) == 1
+    growing = iter(range(0, 1 << 50, 1 << 30))
+    assert await_memory(lambda: next(growing), slept.append, limit_s=5) == 5.0

@@ -80,7 +80,7 @@ def test_a_plan_brings_the_closure_to_the_other_nodes_before_it_stops_any() -> N
     assert actions.index(Action.ENGINE) < actions.index(Action.STOP)
     assert {rank.argv[0] for rank in plan.ranks} == {program[0]}
     with pytest.raises(ConfigError, match="in no Nix store"):
-        build_plan(kit(), Goal.START, EnginePaths(("/bin/sh",), "/m", "/c", "/k"))
+        closures.require_closure(kit(), ("/bin/sh",))
     venv = build_plan(kit("venv"), Goal.START, paths)
     assert not [step for step in venv.steps if step.action is Action.ENGINE]
 

@@ -50,6 +50,11 @@ def _drafter(asked: str | None, *, gpu: bool) -> str:
     type=click.Choice(["dflash2", "mtp", "none"]),
     help="Speculative decoding; dflash2 is licensed for non-commercial use only.",
 )
+@click.option(
+    "--runtime",
+    type=click.Choice(["nix", "oci", "venv"]),
+    help="What brings the engine to the nodes; default: what they have.",
+)
 @click.option("--ssh-config", default="", metavar="FILE", help="OpenSSH configuration.")
 @click.option("--state", default="", metavar="FOLDER", help="Sets paths.state.")
 @click.option("--trust-hosts", is_flag=True, help="Keep the host keys that are shown.")
@@ -75,7 +80,8 @@ def command(targets: tuple[str, ...], **how: Any) -> None:
     gpu = all(view.facts.gpus for view in views)
     extra = {"paths.state": how["state"], "paths.ssh_config": how["ssh_config"]}
     more = {key: f'"{Path(value).absolute()}"' for key, value in extra.items() if value}
-    text = render(proposal, how["name"], _drafter(how["drafter"], gpu=gpu), more)
+    drafter = _drafter(how["drafter"], gpu=gpu)
+    text = render(proposal, how["name"], drafter, more, how["runtime"] or "")
     if how["dry_run"]:
         click.echo(text, nl=False)
         return

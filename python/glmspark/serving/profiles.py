@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -119,18 +120,18 @@ def parse(name: str, text: str, base: Profile | None = None) -> Profile:
     )
 
 
-def _shipped() -> dict[str, str]:
-    folder = files("glmspark") / "data" / "profiles"
-    return {
-        item.name.removesuffix(".toml"): item.read_text("utf-8")
-        for item in sorted(folder.iterdir(), key=lambda item: item.name)
-        if item.name.endswith(".toml")
-    }
+def _folder() -> Traversable:
+    return files("glmspark") / "data" / "profiles"
 
 
 def profile_names() -> list[str]:
     """Names of the profiles that come with the tool, ``default`` first."""
-    return sorted(_shipped(), key=lambda name: (name != "default", name))
+    names = [
+        item.name.removesuffix(".toml")
+        for item in _folder().iterdir()
+        if item.name.endswith(".toml")
+    ]
+    return sorted(names, key=lambda name: (name != "default", name))
 
 
 def load_profile(name: str) -> Profile:
@@ -138,9 +139,8 @@ def load_profile(name: str) -> Profile:
 
     Raises ConfigError naming the known profiles.
     """
-    shipped = _shipped()
-    if name in shipped:
-        text = shipped[name]
+    if name in profile_names():
+        text = (_folder() / f"{name}.toml").read_text("utf-8")
     elif name.endswith(".toml") and Path(name).is_file():
         text = Path(name).read_text("utf-8")
     else:

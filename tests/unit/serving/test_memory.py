@@ -120,6 +120,7 @@ def test_share_is_below_what_the_node_has(model, draft):
     assert found.gpu_share * NODE.total_bytes > needed
 
 
+@pytest.mark.cases(74)
 def test_full_page_cache_asks_to_be_dropped(model, draft):
     full = replace(NODE, free_bytes=20 * GIB)
     empty = replace(NODE, free_bytes=125_000_000_000)
@@ -132,6 +133,7 @@ def test_fitting_plan_is_accepted(model, draft):
     check_fits(plan(model, draft))
 
 
+@pytest.mark.cases(76)
 def test_refusal_names_the_largest_context_and_it_fits(model, draft):
     tight = replace(NODE, available_bytes=117_000_000_000)
     found = plan(model, draft, nodes=(tight, tight), max_model_len=1_048_576)
