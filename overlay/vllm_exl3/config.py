@@ -82,7 +82,9 @@ class Exl3Config(QuantizationConfig):
         if not isinstance(layer, LinearBase):
             return None
         rate = self.spec.dense_rate(prefix, self.packed_modules_mapping)
-        return UnquantizedLinearMethod() if rate is None else Exl3LinearMethod(rate)
+        if rate is None:
+            return UnquantizedLinearMethod()
+        return Exl3LinearMethod(rate, ignores_native=self.spec.ignores_native)
 
     def _check_layout(self) -> None:
         """Refuse, once and early, a parallel layout that would cut Hadamard blocks.
