@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from glmspark import fingerprint, processes
+from glmspark import fingerprint, processes, viewlease
 from glmspark.scene import die_with_parent, private_shm
 
 # The head sends a byte every BEAT_S; after SILENCE_S without one it counts as gone.
@@ -106,8 +106,9 @@ def hold(rank: Mapping[str, Any], marker: str) -> dict[str, Any]:
 
     Raises:
         IntegrityError: the model cannot be fingerprinted.
-        OSError: the engine cannot be run.
+        OSError: the engine cannot be run, or the model is not there.
     """
+    rank = viewlease.held(rank)
     stated = fingerprint.take(
         rank["program"],
         rank["model"],

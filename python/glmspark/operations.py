@@ -34,10 +34,17 @@ from glmspark.errors import (
 from glmspark.facts import Roots, probe, read_listeners
 from glmspark.guards import require_head, uninterrupted
 from glmspark.health import is_healthy
+from glmspark.hostfacts import read_store
 from glmspark.locks import operation_lock
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
 from glmspark.plan import Action, Goal, Plan, Step, api_url, build_plan
-from glmspark.preflight import Finding, check_node, check_waivers, report
+from glmspark.preflight import (
+    Finding,
+    check_node,
+    check_view,
+    check_waivers,
+    report,
+)
 from glmspark.remoterank import end_remote, write_access
 from glmspark.runner import Command, Runner, check
 from glmspark.schema import Kit
@@ -197,7 +204,9 @@ class Operator:
             return
         facts = probe(self.paths, self.engine.program)
         facts = without_ours(facts, boot_names(self.paths))
-        self._judge(report(check_node(self.kit, step.node, facts), waive), step.node)
+        found = check_node(self.kit, step.node, facts)
+        found += check_view(self.kit, step.node, read_store(self.paths.store))
+        self._judge(report(found, waive), step.node)
 
     def _judge(self, waived: list[Finding], node: str) -> None:
         """Say what was waived for ``node``, and that nothing else is in the way."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from glmspark.engine import view_name
 from glmspark.errors import ConfigError, PreflightError
 from glmspark.facts import Facts, Listener
 from glmspark.schema import Engine, Kit, is_loopback
@@ -23,6 +24,7 @@ CHECKS = {
     "disk.state": "there is room for logs and caches",
     "port.api": "the API port is free",
     "port.master": "the rendezvous port is free",
+    "weights.view": "the weights are in the store, and their view is built",
     "ranks.stale": "no rank of an earlier start is alive",
 }
 
@@ -157,6 +159,30 @@ def check_node(
     found += _port_findings(kit, node, facts)
     found += _stray_findings(node, facts, frozenset(boots))
     return found
+
+
+def check_view(kit: Kit, node: str, store: Iterable[str]) -> list[Finding]:
+    """Whether the view that ``kit`` names is in the ``store`` of a node.
+
+    ``store`` holds what :func:`glmspark.hostfacts.read_store` found there.
+    """
+    target = kit.weights.target
+    if target == "loopback" or target.startswith("/"):
+        return []
+    view, known = f"views/{view_name(target)}", set(store)
+    if view in known:
+        return []
+    has_list = view.replace("views/", "manifests/") + ".json" in known
+    bring = "" if has_list else f"glmspark weights fetch {target} && "
+    return [
+        Finding(
+            "weights.view",
+            node,
+            f"the store has no view of {target}",
+            "all of its files, and the view that the engine opens",
+            f"{bring}glmspark weights link {target}",
+        )
+    ]
 
 
 def check_waivers(waived: Iterable[str]) -> None:

@@ -7,12 +7,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from glmspark import fingerprint
+from glmspark import fingerprint, viewlease
 from glmspark.boot import Boot
-from glmspark.errors import ConfigError
+from glmspark.errors import ConfigError, IntegrityError
 from glmspark.paths import read_key
 from glmspark.ranks import RankSpec, scrub
 from glmspark.scene import die_with_parent, private_shm
@@ -46,19 +47,6 @@ def rank_env(spec: RankSpec, environ: Mapping[str, str]) -> dict[str, str]:
     return env
 
 
-def hold_view(model: Path) -> None:
-    """Keep the model's files from being collected for as long as this process lives.
-
-    Only a view of a weights store needs that; the lease survives the exec.
-    """
-    root = model.parent.parent
-    if model.parent.name == "views" and (root / "leases").is_dir():
-        from glmspark.weights import lease
-        from glmspark.weights.store import Store
-
-        lease.hold(Store(root), model)
-
-
 def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
     """Replace this process by rank ``rank`` of the boot in ``folder``.
 
@@ -77,6 +65,7 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
         from glmspark.remoterank import relay
 
         sys.exit(relay(folder, boot, spec))
+    spec = hold_model(spec)
     stated = state(spec)
     env = rank_env(spec, environ)
     scratch = Path(environ["GLMSPARK_SCRATCH"])
@@ -89,14 +78,35 @@ def become(folder: Path, rank: int, environ: Mapping[str, str]) -> None:
     run_engine(spec, env)
 
 
+def hold_view(model: Path) -> Path:
+    """The folder behind a view's name, kept for as long as this process lives.
+
+    Raises:
+        IntegrityError: it is not there.
+    """
+    try:
+        return viewlease.hold(model)[0]
+    except OSError as error:
+        raise IntegrityError(
+            f"the model {model} cannot be opened: {error.strerror or error}",
+            hint="glmspark weights link, or start again to build the loopback model",
+        ) from error
+
+
+def hold_model(spec: RankSpec) -> RankSpec:
+    """``spec`` told the folder behind its view's name; this process holds it."""
+    at = spec.argv.index("serve") + 1
+    folder = hold_view(Path(spec.argv[at]))
+    return replace(spec, argv=(*spec.argv[:at], str(folder), *spec.argv[at + 1 :]))
+
+
 def state(spec: RankSpec) -> fingerprint.Fingerprint:
-    """What the rank is about to run; its model is held from now on.
+    """What the rank is about to run.
 
     Raises:
         IntegrityError: the model cannot be fingerprinted.
     """
     serve = spec.argv.index("serve")
-    hold_view(Path(spec.argv[serve + 1]))
     return fingerprint.take(
         spec.argv[:serve],
         spec.argv[serve + 1],
@@ -141,7 +151,7 @@ def become_alone(kit: Kit, rank: int, environ: Mapping[str, str]) -> NoReturn:
             f"rank {rank} was asked for, kit {kit.name} has {len(ranks)}",
             hint=f"ranks: 0 to {len(ranks) - 1}",
         )
-    spec = ranks[rank]
+    spec = hold_model(ranks[rank])
     stated = json.dumps(state(spec), sort_keys=True)
     sys.stderr.write(f"rank {rank} runs {stated}\n")
     sys.stderr.flush()

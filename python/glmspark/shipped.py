@@ -33,6 +33,7 @@ MODULES = (
     "processes",
     "reach",
     "scene",
+    "viewlease",
 )
 OLDEST_PYTHON = (3, 11)
 NO_PYTHON = 97

@@ -20,7 +20,13 @@ from glmspark.facts import (
     read_memory,
 )
 from glmspark.paths import kit_paths
-from glmspark.preflight import CHECKS, check_node, check_waivers, report
+from glmspark.preflight import (
+    CHECKS,
+    check_node,
+    check_view,
+    check_waivers,
+    report,
+)
 from glmspark.schema import Kit
 from glmspark.settings import load_settings
 
@@ -73,7 +79,21 @@ def test_each_check_fires_alone(check: str) -> None:
 
 
 def test_every_check_has_a_fault_above() -> None:
-    assert set(FAULTS) == set(CHECKS)
+    assert set(FAULTS) | {"weights.view"} == set(CHECKS)
+
+
+def test_a_view_that_is_not_there_is_found_with_what_brings_it() -> None:
+    target = f"kit/model@{'0' * 40}"
+    one = kit(f"weights.target={target}")
+    name = f"kit--model--{'0' * 12}"
+    assert check_view(one, "n", [f"views/{name}"]) == []
+    (bare,) = check_view(one, "n", [])
+    (listed,) = check_view(one, "n", [f"manifests/{name}.json", "views/other"])
+    link = f"glmspark weights link {target}"
+    assert bare.remedy == f"glmspark weights fetch {target} && {link}"
+    assert (listed.check, listed.remedy) == ("weights.view", link)
+    assert check_view(kit("weights.target=loopback"), "n", []) == []
+    assert check_view(kit("weights.target=/data/model"), "n", []) == []
 
 
 def test_a_finding_says_where_what_and_how_to_mend_it() -> None:

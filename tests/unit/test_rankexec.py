@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from glmspark.errors import ConfigError
+from glmspark.errors import ConfigError, IntegrityError
 from glmspark.paths import ensure_key
 from glmspark.rankexec import become, private_shm, rank_env
 from glmspark.ranks import RankSpec
@@ -164,7 +166,7 @@ def test_a_boot_without_that_rank(tmp_path: Path) -> None:
 
 
 def test_a_rank_holds_the_view_it_serves(tmp_path: Path) -> None:
-    from glmspark.rankexec import hold_view
+    from glmspark.rankexec import hold_model
     from glmspark.weights import lease
     from glmspark.weights.store import Store
 
@@ -174,13 +176,16 @@ def test_a_rank_holds_the_view_it_serves(tmp_path: Path) -> None:
     (root / "views/model").symlink_to(".gen/model-1")
     store = Store(root)
     assert lease.held_views(store) == set()
-    before = {fd.name for fd in Path("/proc/self/fd").iterdir()}
-    hold_view(root / "views/model")
+    spec = replace(SPEC, argv=("vllm", "serve", str(root / "views/model"), "--x"))
+    folder = str(root / "views/.gen/model-1")
+    assert hold_model(spec).argv == ("vllm", "serve", folder, "--x")
     assert lease.held_views(store) == {"model-1"}
-    for fd in {fd.name for fd in Path("/proc/self/fd").iterdir()} - before:
-        try:
-            os.close(int(fd))
-        except OSError:
-            continue
+    for fd in os.listdir("/proc/self/fd"):  # the engine ends
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(str(root)):
+                os.close(int(fd))
     assert lease.held_views(store) == set()
-    hold_view(tmp_path)  # a plain folder needs no lease
+    plain = replace(SPEC, argv=("vllm", "serve", str(tmp_path)))
+    assert hold_model(plain) == plain  # a plain folder needs no lease
+    with pytest.raises(IntegrityError, match="weights link|cannot be opened"):
+        hold_model(replace(SPEC, argv=("vllm", "serve", str(root / "views/none"))))

@@ -97,7 +97,7 @@ def test_a_silent_rank_at_launch() -> None:
     assert watch.failure.exit_code == ExitCode.NOT_READY
 
 
-@pytest.mark.cases(101)
+@pytest.mark.cases(73, 101)
 def test_progress_extends_the_time_to_load_up_to_the_bound() -> None:
     watch = loading()
     for now in range(10, 100, 10):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from glmspark.cli import LazyGroup
+from glmspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from glmspark.weights.manifest import Manifest
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_KIT = "glmspark.weights.kit"
 STORE_VARIABLE = "GLMSPARK_WEIGHTS_STORE"
 
 _COMMANDS = {
@@ -62,23 +64,62 @@ def command() -> None:
     """
 
 
+def kit_option(function: F) -> F:
+    """Add ``--kit``; :func:`default_store` and :func:`kit_file` look at it."""
+
+    def keep(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+        ctx.meta[_KIT] = value
+
+    option = click.option(
+        "--kit",
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=keep,
+        help="The kit.toml that names the store; found as for `start`.",
+    )
+    return option(function)
+
+
+def kit_file() -> str | None:
+    """What ``--kit`` names, if it was given."""
+    named: str | None = click.get_current_context().meta.get(_KIT)
+    return named
+
+
 def default_store() -> Path:
-    """The store's folder where none is named."""
-    named = os.environ.get(STORE_VARIABLE)
-    return Path(named) if named else Path("~/.local/share/glmspark/store").expanduser()
+    """The store's folder where --store names none: the environment's, the kit's, ours.
+
+    The same order as for every setting; of the kit only this one word is looked at.
+    """
+    from glmspark.kitfile import find_kit, read_toml
+    from glmspark.paths import expand
+
+    if named := os.environ.get(STORE_VARIABLE):
+        return expand(named, STORE_VARIABLE)
+    path = find_kit(kit_file(), os.environ)
+    table = read_toml(path)[1].get("weights", {}) if path else {}
+    text = table.get("store", "") if isinstance(table, dict) else ""
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"{path}: weights.store is {text!r}, which is no path",
+            hint=f"glmspark config check {path}",
+        )
+    return expand(text or "~/.local/share/glmspark/store", "weights.store")
 
 
 def store_option(function: F) -> F:
-    """Add ``--store``; the function gets ``store_path``."""
+    """Add ``--store`` and ``--kit``; the function gets ``store_path``."""
     option = click.option(
         "--store",
         "store_path",
         type=click.Path(path_type=Path, file_okay=False),
         default=default_store,
-        show_default="$GLMSPARK_WEIGHTS_STORE or ~/.local/share/glmspark/store",
+        show_default="$GLMSPARK_WEIGHTS_STORE, the kit's weights.store, or "
+        "~/.local/share/glmspark/store",
         help="The folder of the store.",
     )
-    return option(function)
+    return option(kit_option(function))
 
 
 def json_option(function: F) -> F:

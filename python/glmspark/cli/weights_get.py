@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from glmspark.weights.bundle import BundleResult
 
 
+_POSITIVE = click.IntRange(min=1)
+
+
 @click.command("lock")
 @click.argument("repo", metavar="REPO[@REV]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The lock file.")
@@ -35,7 +38,7 @@ def lock_command(*, repo: str, output: Path | None, as_json: bool) -> None:
     with tempfile.TemporaryDirectory() as scratch, bars.for_terminal() as out:
         manifest = hublock.lock(name, revision or "main", Path(scratch), out)
     path = output or Path(f"{manifest.slug}.lock.json")
-    path.write_text(manifest.dumps())
+    path.write_text(manifest.dumps(), encoding="utf-8")
     data = {"lock": str(path), "ref": manifest.ref, "files": len(manifest.files)}
     put(
         data | {"bytes": manifest.total_bytes},
@@ -48,9 +51,19 @@ def lock_command(*, repo: str, output: Path | None, as_json: bool) -> None:
 @click.command("fetch")
 @manifests_argument
 @store_option
-@click.option("--workers", default=4, show_default=True, help="Files at once.")
-@click.option("--attempts", default=5, show_default=True, help="Tries without a byte.")
-@click.option("--stall", default=30, show_default=True, help="Seconds of silence.")
+@click.option(
+    "--workers", default=4, type=_POSITIVE, show_default=True, help="Files at once."
+)
+@click.option(
+    "--attempts",
+    default=5,
+    type=_POSITIVE,
+    show_default=True,
+    help="Tries without a byte.",
+)
+@click.option(
+    "--stall", default=30, type=_POSITIVE, show_default=True, help="Seconds of silence."
+)
 @click.option("--no-xet", is_flag=True, help="Plain HTTP even where xet is there.")
 @click.option("--dry-run", is_flag=True, help="Say what is missing, fetch nothing.")
 @json_option

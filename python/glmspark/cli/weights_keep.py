@@ -43,7 +43,8 @@ def verify_command(
     for damage in report.damaged:
         files = ", ".join(damage.files) or "no manifest"
         words_ = f"damaged: {damage.blob} {damage.reason}; it served {files}; "
-        click.echo(f"{words_}moved to {damage.moved_to}", err=True)
+        where = f"moved to {damage.moved_to}" if damage.moved_to else "not moved"
+        click.echo(f"{words_}{where}", err=True)
     for file in report.missing[:_SHOWN]:
         click.echo(f"missing: {file}", err=True)
     text = (

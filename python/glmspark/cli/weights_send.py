@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import threading
@@ -15,7 +16,7 @@ import click
 from glmspark.cli.weights import (
     chosen,
     json_option,
-    manifests_argument,
+    kit_file,
     put,
     store_option,
 )
@@ -24,6 +25,7 @@ from glmspark.weights.progress import human_bytes
 from glmspark.weights.store import Store
 
 if TYPE_CHECKING:
+    from glmspark.schema import Node as KitNode
     from glmspark.weights.puller import PullJob
     from glmspark.weights.remote import Node
     from glmspark.weights.share import NodeResult
@@ -32,41 +34,50 @@ if TYPE_CHECKING:
 _GRACE_S = 3.0
 
 
-def nodes_from_options(
-    to: tuple[str, ...], ssh: str | None, program: str | None, store: str
-) -> list[Node]:
-    """The nodes of the options; the one place that a kit's node list will replace."""
-    from glmspark.weights import remote
+def _nodes_of_kit(words: tuple[str, ...]) -> tuple[list[Node], tuple[str, ...]]:
+    """The nodes of the kit that ``words`` name (all if none), and the other words."""
+    from glmspark.doctor import asker, question
+    from glmspark.fabrictypes import FabricFacts
+    from glmspark.paths import kit_paths
+    from glmspark.settings import load_settings
+    from glmspark.weights import kitnodes
 
-    nodes = []
-    for text in to:
-        node = replace(remote.parse_node(text), store=store)
-        if ssh:
-            node = replace(node, ssh=tuple(shlex.split(ssh)))
-        if program:
-            node = replace(node, program=tuple(shlex.split(program)))
-        nodes.append(node)
-    return nodes
+    kit = load_settings(kit_file(), ()).kit
+    known = {node.name for node in kit.nodes}
+    paths = kit_paths(kit)
+    ask = asker(kit, paths)
+
+    def look(node: KitNode) -> FabricFacts:
+        arguments = question(kit, node, ()) | {"peers": []}
+        return FabricFacts.from_json(ask(node, arguments)["fabric"])
+
+    names = tuple(word for word in words if word in known)
+    rest = tuple(word for word in words if word not in known)
+    return kitnodes.nodes_of(kit, names, paths, look), rest
 
 
 @click.command("share")
-@manifests_argument
+@click.argument("words", metavar="[NODE|MANIFEST]...", nargs=-1)
 @click.option(
     "--to",
     "to",
     metavar="NAME=SSH_TARGET,FABRIC_ADDR[,FABRIC_ADDR]",
     multiple=True,
-    required=True,
-    help="A node, with its address on each link to the head. Repeatable.",
+    help="A node by hand, with its address on each link to the head, instead of the "
+    "kit's. Repeatable.",
 )
-@click.option(
-    "--ssh", help="The ssh command and its options, instead of ssh -oBatch..."
-)
+@click.option("--ssh", help="The ssh command and its options, instead of ours.")
 @click.option("--remote-program", help="glmspark on the nodes, if not on their PATH.")
 @click.option(
     "--remote-store", default="", help="The nodes' store, if not the default."
 )
-@click.option("--connections", default=4, show_default=True, help="On each link.")
+@click.option(
+    "--connections",
+    default=4,
+    type=click.IntRange(1, 64),
+    show_default=True,
+    help="On each link.",
+)
 @click.option("--no-link", is_flag=True, help="Do not build the views on the nodes.")
 @store_option
 @json_option
@@ -82,21 +93,41 @@ def share_command(  # noqa: PLR0913 - one for each option
     store_path: Path,
     as_json: bool,
 ) -> int:
-    """Send the nodes what they lack of the MANIFESTs, over the fabric addresses.
+    """Send the NODEs of the kit (all if none is named) what they lack of the MANIFESTs.
 
-    Every blob is hashed at the receiver before it gets its name. Nothing keeps running
-    afterwards. A node that cannot be served does not keep the others waiting.
+    Over the fabric addresses and the links of their twins. Every blob is hashed at the
+    receiver before it gets its name. Nothing keeps running afterwards. A node that
+    cannot be served does not keep the others waiting.
     """
     from glmspark.weights import share
 
     store = Store.open(store_path, create=True)
-    nodes = nodes_from_options(to, ssh, remote_program, remote_store)
+    nodes, words = (_by_hand(to), words) if to else _nodes_of_kit(words)
+    if not nodes:
+        put({"nodes": []}, "already: the kit is this machine alone", as_json=as_json)
+        return 0
+    nodes = [_with_options(node, ssh, remote_program, remote_store) for node in nodes]
     options = share.ShareOptions(connections, link=not no_link)
     started = time.monotonic()
     with bars.for_terminal() as out:
         results = share.share(store, chosen(store, words), nodes, options, out)
     seconds = time.monotonic() - started
     return _tell(results, seconds, as_json=as_json)
+
+
+def _with_options(node: Node, ssh: str | None, program: str | None, store: str) -> Node:
+    return replace(
+        node,
+        ssh=tuple(shlex.split(ssh)) if ssh else node.ssh,
+        program=tuple(shlex.split(program)) if program else node.program,
+        store=store or node.store,
+    )
+
+
+def _by_hand(to: tuple[str, ...]) -> list[Node]:
+    from glmspark.weights import remote
+
+    return [remote.parse_node(text) for text in to]
 
 
 def _tell(results: list[NodeResult], seconds: float, *, as_json: bool) -> int:
@@ -180,12 +211,22 @@ def nfs_exports_command(*, subnet: str, address: str, store_path: Path) -> None:
 @click.argument("blobs", type=click.Path(path_type=Path, exists=True))
 @click.argument("word", metavar="MANIFEST")
 @click.option("--subnet", required=True, help="The fabric's subnet.")
+@click.option("--link", is_flag=True, help="Build the view over the mount as well.")
 @store_option
-def nfs_check_command(*, blobs: Path, word: str, subnet: str, store_path: Path) -> None:
-    """Check that the mounted folder BLOBS can be the source of MANIFEST's weights."""
+def nfs_check_command(
+    *, blobs: Path, word: str, subnet: str, link: bool, store_path: Path
+) -> None:
+    """Check that the mounted folder BLOBS can be the source of MANIFEST's weights.
+
+    With --link BLOBS is the blobs folder of this node's store; the view is built
+    without reading a byte, since the head has verified them and nobody here can write.
+    """
     from glmspark.weights import nfs
 
     store = Store.open(store_path, create=True)
     (manifest,) = chosen(store, (word,))
     mountinfo = Path("/proc/self/mountinfo").read_text()
-    click.echo(nfs.check(blobs, manifest, subnet, mountinfo))
+    found = nfs.check(blobs, manifest, subnet, mountinfo)
+    if link:
+        found |= {"folder": str(nfs.adopt(store, blobs, manifest).folder)}
+    click.echo(json.dumps(found))

@@ -14,11 +14,12 @@ from glmspark.errors import CommandError, ConfigError, IntegrityError, Preflight
 from glmspark.weights import hashing, locks, part
 from glmspark.weights import manifest as manifests
 from glmspark.weights.fetch import check_space, settle_touched
+from glmspark.weights.files import fsync_dir
 from glmspark.weights.hashing import Digest
 from glmspark.weights.manifest import FileEntry, Manifest
 from glmspark.weights.part import Part
 from glmspark.weights.progress import Progress, human_bytes
-from glmspark.weights.store import Store, fsync_dir
+from glmspark.weights.store import Store
 
 MARKER = "glmspark-bundle.json"
 _COPIERS = 4
@@ -106,6 +107,11 @@ def export(
     is not there yet. ``sha256sum -c SHA256SUMS`` checks a bundle without this tool.
     """
     progress = progress or Progress()
+    inside = bundle.resolve()
+    if inside == store.root.resolve() or store.root.resolve() in inside.parents:
+        raise ConfigError(
+            f"{bundle} lies in the store {store.root} itself", hint="name another disk"
+        )
     with locks.using(store):
         chosen = [store.register(manifest) for manifest in chosen]
         for manifest in chosen:
@@ -138,7 +144,7 @@ def _write_bundle(
     (bundle / "manifests").mkdir(exist_ok=True)
     for manifest in chosen:
         target = bundle / "manifests" / f"{manifest.slug}.json"
-        target.write_text(manifest.dumps())
+        target.write_text(manifest.dumps(), encoding="utf-8")
     sums = [f"{e.sha256}  {_blob_in(Path(), e.sha256)}\n" for e in entries]
     (bundle / "SHA256SUMS").write_text("".join(sorted(sums)))
     names = [manifest.slug for manifest in chosen]

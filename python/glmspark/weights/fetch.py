@@ -15,6 +15,7 @@ from glmspark.weights.hub import Source
 from glmspark.weights.manifest import FileEntry, Manifest
 from glmspark.weights.part import Part
 from glmspark.weights.progress import Progress, human_bytes
+from glmspark.weights.stall import min_bytes
 from glmspark.weights.store import BlobState, Store
 from glmspark.weights.transfer import transfer
 
@@ -25,7 +26,7 @@ _SPARE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class FetchOptions:
-    """``workers`` files at once; ``attempts`` failures in a row without a new byte."""
+    """``workers`` files at once; ``attempts`` failures in a row without progress."""
 
     workers: int = 4
     attempts: int = 5
@@ -80,7 +81,8 @@ def settle_touched(store: Store, manifest: Manifest, progress: Progress) -> None
         progress.note("some blobs changed since they were hashed: hashing them again")
         for damage in verify.verify(store, [manifest]).damaged:
             files = ", ".join(damage.files)
-            progress.note(f"damaged: {files}; moved to {damage.moved_to}")
+            where = f"moved to {damage.moved_to}" if damage.moved_to else "not moved"
+            progress.note(f"damaged: {files}: {damage.reason}; {where}")
 
 
 class _Fetcher:
@@ -167,7 +169,10 @@ class _Fetcher:
                 trouble = hub.explain(error, what, source)
                 if trouble.restart:
                     grown.restart()
-                failures = 1 if grown.tell() > before else failures + 1
+                # A trickle is no progress, else it would be tried for ever.
+                moved = grown.tell() - before
+                is_alive = moved >= min_bytes(self.options.stall_s)
+                failures = 1 if is_alive else failures + 1
                 if not trouble.retry or failures >= self.options.attempts:
                     if trouble.elsewhere:
                         raise _ElsewhereError(trouble.error) from error

@@ -11,8 +11,9 @@ from typing import Any
 
 from glmspark.errors import ConfigError, PreflightError
 from glmspark.weights import lease, locks
+from glmspark.weights.files import is_left_over
 from glmspark.weights.manifest import Manifest
-from glmspark.weights.store import Store
+from glmspark.weights.store import BlobState, Store
 
 
 @dataclass
@@ -81,13 +82,18 @@ def plan(
         if blob not in needed:
             garbage.blobs.append((blob, store.blob_path(blob).stat().st_size))
     for path in sorted((store.root / "partial").iterdir()):
-        if path.name.split(".")[0] not in wanted:
+        key = path.name.split(".")[0]
+        # One of a blob that is there is what a killed import left.
+        if key not in wanted or store.state(key) is BlobState.PRESENT:
             garbage.parts.append((path, path.stat().st_size))
     gone = {blob for blob, _ in garbage.blobs}
     for link in sorted((store.root / "git").glob("*/*")):
         blob = link.readlink().name
-        if blob in gone or not store.blob_path(blob).exists():
+        if blob in gone or is_left_over(link) or not store.blob_path(blob).exists():
             garbage.links.append(link)
+    garbage.links += [
+        p for p in (store.root / "manifests").iterdir() if is_left_over(p)
+    ]
     garbage.leases = [path for path, _, alive in lease.leases(store) if not alive]
     if quarantine:
         garbage.quarantined = [

@@ -1,12 +1,13 @@
 """The Hub: huggingface_hub set up for the store, and its failures in words.
 
-This is the only module that imports huggingface_hub, and it does so late: a complete
-store needs neither the library nor a network.
+huggingface_hub is imported here, in ``hublock`` and in ``transfer``, and late: a
+complete store needs neither the library nor a network.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib.util
 import logging
 import os
 import re
@@ -29,8 +30,8 @@ _XET_LIMITS = {
     "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_LIMIT": XET_BUFFER_BYTES,
     "HF_XET_CHUNK_CACHE_SIZE_BYTES": 0,  # a second copy of what the store will hold
 }
-_RECEIVE_BYTES = 1 << 20
 _MAX_WAIT_S = 60.0
+_TRUE = ("1", "ON", "YES", "TRUE")  # as the library reads its variables
 _QUERY = re.compile(r"\?[^\s'\"]*")
 
 
@@ -61,10 +62,6 @@ def prepare(store_root: Path, *, stall_s: int, allow_xet: bool) -> None:
         env.setdefault(name, str(value))
     if not allow_xet:
         env["HF_HUB_DISABLE_XET"] = "1"
-    from huggingface_hub import constants
-
-    # What arrived of a chunk is lost with its connection: 10 MiB is much to lose.
-    constants.DOWNLOAD_CHUNK_SIZE = _RECEIVE_BYTES
 
 
 def token() -> str | None:
@@ -76,16 +73,23 @@ def token() -> str | None:
 
 def has_xet() -> bool:
     """Whether huggingface_hub can use xet: hf_xet is installed and not switched off."""
-    from huggingface_hub.utils._runtime import is_xet_available
+    off = os.environ.get("HF_HUB_DISABLE_XET", "").upper() in _TRUE
+    return not off and importlib.util.find_spec("hf_xet") is not None
 
-    return bool(is_xet_available())
+
+def read_timeout_s(stall_s: float) -> float:
+    """Seconds without a byte that end a request; the library's own variable counts."""
+    try:
+        return float(os.environ["HF_HUB_DOWNLOAD_TIMEOUT"])
+    except (KeyError, ValueError):
+        return stall_s
 
 
 def endpoint() -> str:
     """The Hub's address: ``HF_ENDPOINT`` or the public one."""
-    from huggingface_hub import constants
+    from huggingface_hub import HfApi
 
-    return str(constants.ENDPOINT)
+    return str(HfApi().endpoint)
 
 
 @contextmanager
@@ -177,8 +181,17 @@ def _words_404(what: str, source: Source, response: Any) -> Trouble:
 
 
 def _retry_after(response: Any) -> float | None:
+    """Seconds that the server asks to wait, by either of the headers for that."""
+    # The library exports it by name only, which mypy does not see.
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        parse_ratelimit_headers,
+    )
+
     value = response.headers.get("Retry-After", "")
-    return float(value) if value.isdigit() else None
+    if value.isdigit():
+        return float(value)
+    limits = parse_ratelimit_headers(response.headers)
+    return float(limits.reset_in_seconds) if limits is not None else None
 
 
 def _words_status(what: str, source: Source, response: Any) -> Trouble:
@@ -251,8 +264,11 @@ def explain(  # noqa: PLR0911 - a table of errors
             return Trouble(CommandError(text, hint=again), retry=True, elsewhere=True)
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Trouble(CommandError(f"the disk is full at {what}", hint=again))
-        case OSError() if "Consistency check" in str(error):
-            text = f"the Hub closed {what} before its end"
+        case TimeoutError():
+            text = f"the transfer of {what} stalled: it trickled, {error}"
+            return Trouble(CommandError(text, hint=again), retry=True, elsewhere=True)
+        case ConnectionError():
+            text = f"the Hub closed {what} before its end: {error}"
             return Trouble(CommandError(text, hint=again), retry=True, elsewhere=True)
         case OSError():
             return Trouble(CommandError(f"{what}: {error}", hint=again), retry=True)

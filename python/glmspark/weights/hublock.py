@@ -6,8 +6,14 @@ import re
 import time
 from pathlib import Path
 
+from glmspark.errors import CommandError
 from glmspark.weights import hub
-from glmspark.weights.manifest import FileEntry, Manifest, make_manifest
+from glmspark.weights.manifest import (
+    FileEntry,
+    Manifest,
+    check_name,
+    make_manifest,
+)
 from glmspark.weights.progress import Progress
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -15,8 +21,7 @@ _ATTEMPTS = 4
 
 
 def _ask(repo: str, revision: str) -> Manifest:
-    from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub import HfApi, RepoFile
 
     api = HfApi(token=hub.token() or False)
     commit = revision
@@ -45,6 +50,7 @@ def lock(
     when they are fetched. CommandError says what the Hub refused.
     """
     progress = progress or Progress()
+    check_name(repo)
     hub.prepare(scratch, stall_s=30, allow_xet=False)
     source = hub.Source(repo, revision)
     failures = 0
@@ -52,6 +58,12 @@ def lock(
         while True:
             try:
                 return _ask(repo, revision)
+            except (ValueError, KeyError, TypeError) as error:
+                raise CommandError(
+                    f"what {hub.endpoint()} answers is no file list of {source}: "
+                    f"{type(error).__name__}",
+                    hint="a proxy or login page may stand between; check HF_ENDPOINT",
+                ) from error
             except hub.transfer_errors() as error:
                 trouble = hub.explain(error, f"the file list of {source}", source)
                 failures += 1

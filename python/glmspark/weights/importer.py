@@ -12,7 +12,7 @@ from typing import Any
 from glmspark.errors import ConfigError
 from glmspark.weights import hashing, locks, part
 from glmspark.weights import manifest as manifests
-from glmspark.weights.fetch import check_space
+from glmspark.weights.fetch import check_space, settle_touched
 from glmspark.weights.hashing import Hashes
 from glmspark.weights.manifest import FileEntry, Manifest
 from glmspark.weights.part import Part
@@ -235,6 +235,8 @@ def import_from(
         raise ConfigError(f"{source} is not a folder", hint="name an existing one")
     report = ImportReport()
     all_wanted = [store.resolve(m) for m in wanted + _bundle_manifests(source)]
+    for manifest in all_wanted:
+        settle_touched(store, manifest, progress)
     with locks.using(store):
         for manifest in all_wanted if chosen else ():
             store.register(manifest)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 # Rewritten when it holds this many times more lines than blobs.
 _SLACK = 4
@@ -33,8 +35,8 @@ class Record:
         return cls(blob, stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
-def _parse(lines: Iterable[bytes]) -> dict[str, Record]:
-    records: dict[str, Record] = {}
+def _parse(lines: Iterable[bytes], records: dict[str, Record]) -> None:
+    """Let ``lines`` have their say on ``records``."""
     for line in lines:
         try:
             data = json.loads(line)
@@ -44,9 +46,8 @@ def _parse(lines: Iterable[bytes]) -> dict[str, Record]:
             else:
                 record = Record(blob, data["size"], data["mtime_ns"], data["ino"])
                 records[blob] = record
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue  # a torn line: its blob is hashed again
-    return records
 
 
 class Journal:
@@ -58,20 +59,32 @@ class Journal:
     def __init__(self, path: Path, adopt: Callable[[int], None]) -> None:
         self._path = path
         self._adopt = adopt
-        self._seen: tuple[int, int] = (0, -1)
+        self._lock = threading.Lock()
+        self._ino = 0
+        self._offset = 0
         self._records: dict[str, Record] = {}
 
     def records(self) -> dict[str, Record]:
-        """Blob -> record, read again if the file changed since the last call."""
-        try:
-            stat = self._path.stat()
-        except FileNotFoundError:
-            return {}
-        if (stat.st_ino, stat.st_size) != self._seen:
-            data = self._path.read_bytes()
-            self._records = _parse(data.splitlines())
-            self._seen = (stat.st_ino, len(data))
-        return self._records
+        """Blob -> record; what was appended since the last call is read."""
+        with self._lock:
+            try:
+                with self._path.open("rb") as file:
+                    self._read_on(file)
+            except FileNotFoundError:
+                self._ino, self._offset, self._records = 0, 0, {}
+            return self._records
+
+    def _read_on(self, file: BinaryIO) -> None:
+        stat = os.fstat(file.fileno())
+        if stat.st_ino != self._ino or stat.st_size < self._offset:
+            self._ino, self._offset, self._records = stat.st_ino, 0, {}
+        if stat.st_size == self._offset:
+            return
+        file.seek(self._offset)
+        data = file.read()
+        whole = data.rfind(b"\n") + 1  # a line that is being written is for next time
+        _parse(data[:whole].splitlines(), self._records)
+        self._offset += whole
 
     def add(self, record: Record) -> None:
         """Append ``record``."""
@@ -108,15 +121,17 @@ class Journal:
             return
         fd = self._locked()
         try:
-            lines = self._path.read_bytes().splitlines()
+            count = self._path.read_bytes().count(b"{")
             records = self.records()
-            if len(lines) < max(_MIN_LINES, _SLACK * len(records)):
+            if count < max(_MIN_LINES, _SLACK * len(records)):
                 return
             text = "".join(json.dumps(asdict(r)) + "\n" for r in records.values())
             fresh = self._path.with_suffix(".new")
-            with fresh.open("w") as file:
+            with fresh.open("w", encoding="utf-8") as file:
                 self._adopt(file.fileno())
                 file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
             fresh.replace(self._path)
         finally:
             os.close(fd)

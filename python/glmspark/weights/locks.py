@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from glmspark.errors import CommandError
+from glmspark.weights.files import disk_error, is_full
 from glmspark.weights.store import Store
 
 
@@ -26,12 +27,17 @@ def _lock_file(store: Store) -> int:
 def using(store: Store) -> Iterator[None]:
     """Add to the store; any number of processes may, but none while ``gc`` removes.
 
-    At the end all names that were given are durable.
+    At the end all names that were given are durable. A disk that has no room left for
+    a small file of the store is a CommandError with the remedy.
     """
     fd = _lock_file(store)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
         yield
+    except OSError as error:
+        if is_full(error):
+            raise disk_error(error, store.root) from error
+        raise
     finally:
         store.settle()
         os.close(fd)
@@ -53,6 +59,15 @@ def alone(store: Store) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def is_free(fd: int) -> bool:
+    """Whether nobody holds ``fd``'s file; those who ask do not disturb each other."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def try_lock(fd: int) -> bool:

@@ -14,7 +14,7 @@ from glmspark.errors import ConfigError
 FORMAT = 1
 _HEX40 = re.compile(r"[0-9a-f]{40}")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,20 @@ class Manifest:
         files = [entry for entry in self.files if entry.path not in hidden]
         return self.with_files(files + pins)
 
+    def check_agrees(self, other: Manifest) -> None:
+        """Raise ConfigError if ``other`` has other bytes for a file of this commit."""
+        theirs = {e.path: e for e in other.files if not e.pinned}
+        for entry in self.files:
+            their = theirs.get(entry.path)
+            if entry.pinned or their is None or their.key == entry.key:
+                continue
+            if (entry.sha256 and their.sha256) or their.size != entry.size:
+                raise ConfigError(
+                    f"two lists of {self.ref} disagree on {entry.path}: {their.key} "
+                    f"({their.size} bytes) is known, {entry.key} ({entry.size}) is new",
+                    hint=f"if the known one is wrong: weights forget {self.slug}",
+                )
+
     def with_files(self, files: list[FileEntry]) -> Manifest:
         """The same manifest with ``files``, sorted and checked."""
         return replace(self, files=_checked_files(files, self.ref))
@@ -130,11 +144,11 @@ def sort_key(entry: FileEntry) -> bytes:
 def _check_path(path: str, where: str) -> None:
     pure = PurePosixPath(path)
     unsafe = (
-        not path
+        not pure.parts
         or pure.is_absolute()
         or ".." in pure.parts
         or str(pure) != path
-        or any(ord(char) < 32 for char in path)
+        or any(ord(char) < 32 or 0xD800 <= ord(char) < 0xE000 for char in path)
     )
     if unsafe:
         raise ConfigError(
@@ -153,9 +167,17 @@ def _checked_files(files: list[FileEntry], where: str) -> tuple[FileEntry, ...]:
         seen.add(entry.path)
         has_sha = _HEX64.fullmatch(entry.sha256)
         has_git = _HEX40.fullmatch(entry.git_oid)
-        if entry.size < 0 or not (has_sha or (has_git and not entry.sha256)):
+        has_size = type(entry.size) is int and entry.size >= 0
+        if not has_size or not (has_sha or (has_git and not entry.sha256)):
             raise ConfigError(
                 f"the manifest of {where} has no usable size or hash for {entry.path!r}"
+            )
+    sizes = {entry.key: entry.size for entry in files}
+    for entry in files:
+        if sizes[entry.key] != entry.size:
+            raise ConfigError(
+                f"the manifest of {where} gives {entry.key} two sizes: {entry.size} "
+                f"and {sizes[entry.key]} bytes"
             )
     for path in seen:
         clash = next((p for p in PurePosixPath(path).parents if str(p) in seen), None)
@@ -166,10 +188,15 @@ def _checked_files(files: list[FileEntry], where: str) -> tuple[FileEntry, ...]:
     return tuple(sorted(files, key=sort_key))
 
 
+def check_name(repo: str) -> None:
+    """Raise ConfigError unless ``repo`` is the name of a repository."""
+    if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
+        raise ConfigError(f"{repo!r} is not a repository name such as owner/name")
+
+
 def check_repo(repo: str, revision: str) -> None:
     """Raise ConfigError unless ``repo`` and the 40-hex ``revision`` name a commit."""
-    if not _REPO.fullmatch(repo) or ".." in repo:
-        raise ConfigError(f"{repo!r} is not a repository name such as owner/name")
+    check_name(repo)
     if not _HEX40.fullmatch(revision):
         raise ConfigError(
             f"{repo}@{revision} does not name a commit: 40 hex digits are needed",
@@ -195,11 +222,13 @@ def from_json(data: Any, where: str = "the lock file") -> Manifest:
             )
         files = [FileEntry(**entry) for entry in data["files"]]
         mirrors = tuple(Mirror(**mirror) for mirror in data.get("mirrors", ()))
+        for mirror in mirrors:
+            check_repo(mirror.repo, mirror.revision)
         repo, revision = str(data["repo"]), str(data["revision"])
         return make_manifest(
             repo, revision, files, mirrors=mirrors, license=data.get("license", "")
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{where} is not a weights lock: {type(error).__name__}: {error}",
             hint="glmspark weights lock REPO",
@@ -210,6 +239,6 @@ def load(path: Path) -> Manifest:
     """The manifest in the lock file ``path``; ConfigError where it cannot be read."""
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the lock file {path}: {error}") from error
     return from_json(data, str(path))

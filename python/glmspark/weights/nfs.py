@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from glmspark.errors import ConfigError, IntegrityError, PreflightError
+from glmspark.weights import locks, view
+from glmspark.weights.hashing import Hashes
 from glmspark.weights.manifest import Manifest
 from glmspark.weights.store import Store
+from glmspark.weights.view import View
 
 # 1 MiB is what the kernel's client and server agree on at most over TCP; below it a
 # sequential read of shards pays one round trip more often.
@@ -128,8 +131,27 @@ def check_blobs(blobs: Path, manifest: Manifest) -> int:
     return manifest.total_bytes
 
 
-def check(blobs: Path, manifest: Manifest, subnet: str, mountinfo: str) -> str:
-    """JSON about a mount that will do; PreflightError with all that speaks against."""
+def adopt(store: Store, blobs: Path, manifest: Manifest) -> View:
+    """The view of ``manifest`` in this node's ``store``, over the mounted ``blobs``.
+
+    For a mount that passed :func:`check`: its blobs count as the head verified them,
+    and none is read. ConfigError unless they are mounted as the store's own.
+    """
+    if blobs.resolve() != (store.root / "blobs").resolve():
+        raise ConfigError(
+            f"{blobs} is not the blobs folder of the store {store.root}",
+            hint=mount_command("HEAD_FABRIC_ADDR", Path("STORE"), store.root / "blobs"),
+        )
+    with locks.using(store):
+        for entry in manifest.files:
+            store.know(Hashes(entry.size, entry.sha256, entry.git_oid))
+    return view.link(store, manifest)
+
+
+def check(
+    blobs: Path, manifest: Manifest, subnet: str, mountinfo: str
+) -> dict[str, Any]:
+    """What a mount that will do is; PreflightError with all that speaks against."""
     mount = mount_of(blobs.resolve(), parse_mountinfo(mountinfo))
     findings = check_mount(mount, subnet)
     if findings:
@@ -138,4 +160,4 @@ def check(blobs: Path, manifest: Manifest, subnet: str, mountinfo: str) -> str:
             hint=mount_command("HEAD_FABRIC_ADDR", Path("STORE"), blobs),
         )
     size = check_blobs(blobs, manifest)
-    return json.dumps({"mount": mount.source, "bytes": size, "ok": True})
+    return {"mount": mount.source, "bytes": size, "ok": True}

@@ -5,13 +5,15 @@ It carries its own lock, survives a kill, and is taken up again where it ended.
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from glmspark.errors import CommandError, IntegrityError
+from glmspark.errors import IntegrityError
 from glmspark.weights import hashing, locks
+from glmspark.weights.files import disk_error
 from glmspark.weights.hashing import Digest, Hashes
 from glmspark.weights.manifest import FileEntry
 from glmspark.weights.store import BlobState, Store
@@ -22,7 +24,7 @@ _WRITE_BEHIND_BYTES = 32 << 20
 
 
 class Part:
-    """The growing file of ``entry``, open and locked; a writable binary file object."""
+    """The growing file of ``entry``, open and locked."""
 
     def __init__(self, store: Store, entry: FileEntry, fd: int) -> None:
         self.store = store
@@ -53,8 +55,6 @@ class Part:
         self.digest.reset()
         self._pushed = 0
 
-    # The file object that the Hub's client and the puller write to.
-
     def write(self, data: bytes | memoryview) -> int:
         """Append ``data``; CommandError with the remedy if the disk is full."""
         view = memoryview(data)
@@ -65,7 +65,7 @@ class Part:
         except OSError as error:
             # Keep file and hash in step, so that the next run resumes at the byte.
             self.digest.update(view[:done])
-            raise disk_error(error, self.store) from error
+            raise disk_error(error, self.store.root) from error
         self.digest.update(view)
         self._push()
         self.on_bytes(len(view))
@@ -75,18 +75,22 @@ class Part:
         """The number of bytes so far."""
         return self.digest.size
 
-    def seek(self, position: int) -> int:
-        """Go to the start: a server that ignores ranges sends all again."""
-        if position == self.digest.size:
-            return position
-        if position != 0:
-            raise ValueError(f"a part can only restart at 0, not at {position}")
-        self.restart()
-        return 0
+    def take_over(self, file: str | Path) -> None:
+        """Let ``file``, on the same file system, be the part; its bytes are hashed.
 
-    def truncate(self) -> int:
-        """The file ends where it stands; nothing to do."""
-        return self.digest.size
+        The part's lock goes over to it, so that whoever waits goes on waiting.
+        """
+        fresh = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.restart()
+            self.store.adopt(fresh)
+            fcntl.flock(fresh, fcntl.LOCK_EX)
+            Path(file).replace(self.path)
+            os.dup2(fresh, self.fd, inheritable=False)
+        finally:
+            os.close(fresh)
+        hashing.feed(self.fd, self.digest, advance=self.on_bytes)
+        self._pushed = self.digest.size
 
     def _push(self) -> None:
         if self.digest.size - self._pushed >= _WRITE_BEHIND_BYTES:
@@ -123,20 +127,8 @@ class Part:
         try:
             self.store.enter(self.path, self.fd, hashes, private=True)
         except OSError as error:
-            raise disk_error(error, self.store) from error
+            raise disk_error(error, self.store.root) from error
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def disk_error(error: OSError, store: Store) -> CommandError:
-    """What a failed write to the store means, in words; what is written stays."""
-    root = store.root
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = "is full" if error.errno == errno.ENOSPC else "is over its quota"
-        return CommandError(
-            f"the file system of {root} {what}; what has arrived is kept",
-            hint=f"free space (df -h {root}; glmspark weights gc --dry-run), run again",
-        )
-    return CommandError(f"cannot write to the store {root}: {error}")
 
 
 @contextmanager

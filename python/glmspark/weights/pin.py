@@ -18,6 +18,8 @@ def pin(
     The bytes become a blob, so that ``share``, ``export`` and ``verify`` carry and
     check them like the rest. With ``sha256`` the file must hash to it.
     """
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file} is no regular file")
     try:
         hashes = hashing.hash_file(file)
     except OSError as error:

@@ -16,6 +16,7 @@ from glmspark.weights.fetch import check_space, settle_touched
 from glmspark.weights.manifest import FileEntry, Manifest
 from glmspark.weights.part import Part
 from glmspark.weights.progress import Progress
+from glmspark.weights.stall import SocketWatch
 from glmspark.weights.store import Store
 
 # A link that stands still this long is given up; its files go over the others.
@@ -91,6 +92,7 @@ class _Pull:
         self.job = job
         self.out = out
         self.result = PullResult()
+        self.watch = SocketWatch(_STALL_S)
         self.stop = threading.Event()
         self.lock = threading.Lock()
         self.queue: queue.SimpleQueue[FileEntry] = queue.SimpleQueue()
@@ -197,9 +199,12 @@ class _Pull:
         if start:
             headers["Range"] = f"bytes={start}-"
         connection.request("GET", f"/blob/{grown.entry.sha256}", headers=headers)
-        response = connection.getresponse()
-        if response.status != (206 if start else 200):
-            response.read()
+        sock = connection.sock
+        with self.watch.waiting(sock):
+            response = connection.getresponse()
+        if response.status == 200 and start:
+            grown.restart()  # ranges are not known there: all of it comes again
+        elif response.status != (206 if start else 200):
             raise CommandError(
                 f"the head answered {response.status} for {grown.entry.path}",
                 hint="run the share again; its token is good for one run",
@@ -207,9 +212,10 @@ class _Pull:
         grown.on_bytes = count
         buffer = memoryview(bytearray(hashing.CHUNK_BYTES))
         while grown.tell() < size:
-            got = response.readinto(buffer)
+            with self.watch.waiting(sock):
+                got = response.readinto(buffer)
             if not got:
-                raise ConnectionResetError("the head closed the connection early")
+                raise ConnectionResetError("the connection ended or stalled")
             grown.write(buffer[:got])
 
 
@@ -256,7 +262,8 @@ def _run(work: _Pull) -> None:
             return error
         return None
 
-    found = hashing.parallel(lane, lanes, len(lanes), on_error=work.stop.set)
+    with work.watch:
+        found = hashing.parallel(lane, lanes, len(lanes), on_error=work.stop.set)
     errors = [e for e in found if e is not None and not isinstance(e, _StoppedError)]
     if errors:
         raise errors[0]

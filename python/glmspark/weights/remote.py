@@ -70,7 +70,7 @@ def pull_command(node: Node) -> list[str]:
     """The argv that runs ``weights pull`` on ``node``, quoted for its shell."""
     words = [*node.program, "weights", "pull"]
     words += ["--store", node.store] if node.store else []
-    return [*node.ssh, node.ssh_target, shlex.join(words)]
+    return [*node.ssh, "--", node.ssh_target, shlex.join(words)]
 
 
 def rebuilt(fields: dict[str, Any], node: str) -> GlmSparkError:

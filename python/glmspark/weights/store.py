@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
@@ -21,17 +22,26 @@ from pathlib import Path
 
 from glmspark.errors import ConfigError
 from glmspark.weights import manifest as manifests
+from glmspark.weights.files import (
+    DIR_MODE,
+    OwnedFolder,
+    fsync_dir,
+    give,
+    one_at_a_time,
+)
 from glmspark.weights.hashing import Hashes
 from glmspark.weights.journal import Journal, Record
 from glmspark.weights.manifest import FileEntry, Manifest
 
 MARKER = "glmspark-store.json"
+_FORMAT = 1
+_MARK = json.dumps({"format": _FORMAT})
+_is_hash = re.compile(r"[0-9a-f]{64}").fullmatch
 _FOLDERS = (
     *("blobs/sha256", "git", "manifests", "views/.gen"),
     *("partial", "quarantine", "leases"),
 )
 _BLOB_MODE = 0o444
-_DIR_MODE = 0o755
 
 
 class BlobState(Enum):
@@ -48,23 +58,27 @@ def _nearest_existing(path: Path) -> Path:
     return path
 
 
-def fsync_dir(path: Path) -> None:
-    """Make the names in the folder ``path`` durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _check_format(marker: Path) -> None:
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        found = json.loads(marker.read_bytes())["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{marker} is damaged, so it is not known what this store is",
+            hint=f"if it is a store of this version: echo '{_MARK}' > {marker}",
+        ) from error
+    if found != _FORMAT:
+        raise ConfigError(
+            f"the store {marker.parent} has format {found!r}; this version knows "
+            f"{_FORMAT}",
+            hint="use the version of glmspark that made it",
+        )
 
 
-class Store:
+class Store(OwnedFolder):
     """An opened store; see the module for its layout."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        stat = root.stat()
-        self._owner = (stat.st_uid, stat.st_gid)
-        self._unsynced: set[Path] = set()
+        super().__init__(root)
         self.journal = Journal(root / "journal.jsonl", self.adopt)
 
     @classmethod
@@ -75,7 +89,9 @@ class Store:
         over somebody's files, and for a root that this user cannot write.
         """
         root = root.expanduser().absolute()
-        if not (root / MARKER).is_file():
+        if (root / MARKER).is_file():
+            _check_format(root / MARKER)
+        else:
             if not create:
                 raise ConfigError(
                     f"there is no weights store at {root}",
@@ -84,6 +100,11 @@ class Store:
             cls._create(root)
         if create and not os.access(root, os.W_OK):
             stat = root.stat()
+            if os.statvfs(root).f_flag & os.ST_RDONLY:
+                raise ConfigError(
+                    f"the store {root} is on a file system that is mounted read-only",
+                    hint=f"findmnt -T {root}",
+                )
             raise ConfigError(
                 f"the store {root} belongs to uid {stat.st_uid} and cannot be written "
                 f"by uid {os.geteuid()}; it was perhaps made by root or a container",
@@ -112,68 +133,16 @@ class Store:
             for folder in [*reversed(root.parents), root]:
                 if not folder.exists():
                     folder.mkdir(exist_ok=True)
-                    _give(folder, (owner.st_uid, owner.st_gid))
+                    give(folder, (owner.st_uid, owner.st_gid))
         except OSError as error:
             raise ConfigError(
                 f"cannot make the store {root}: {error.strerror} on {base}, which "
                 f"belongs to uid {owner.st_uid}; this is uid {os.geteuid()}",
                 hint="name a folder of yours with --store",
             ) from error
-        root.chmod(_DIR_MODE)
+        root.chmod(DIR_MODE)
         store = cls(root)
-        store.write_text(root / MARKER, json.dumps({"format": 1}) + "\n")
-
-    # -- owners and small files -------------------------------------------------
-
-    def adopt(self, fd: int) -> None:
-        """Give the file behind ``fd`` to the store's owner, where this is root.
-
-        A ``sudo glmspark weights fetch`` then leaves no file that the user cannot move.
-        """
-        if os.geteuid() == 0:
-            stat = os.fstat(fd)
-            if (stat.st_uid, stat.st_gid) != self._owner:
-                os.fchown(fd, *self._owner)
-
-    def mkdir(self, path: Path) -> Path:
-        """``path``, made with its parents below the root where they are missing."""
-        if not path.is_dir():
-            self.mkdir(path.parent)
-            path.mkdir(exist_ok=True)
-            path.chmod(_DIR_MODE)
-            _give(path, self._owner)
-        return path
-
-    def write_text(self, path: Path, text: str) -> None:
-        """Replace the small file ``path`` by ``text``, whole or not at all."""
-        fresh = self.mkdir(path.parent) / f".{path.name}.{os.getpid()}.tmp"
-        with fresh.open("w") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), 0o644)
-            self.adopt(file.fileno())
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        fsync_dir(path.parent)
-
-    def symlink(self, path: Path, target: str) -> None:
-        """Replace the link ``path`` by one to ``target`` in one step."""
-        fresh = self.mkdir(path.parent) / f".{path.name}.{os.getpid()}.tmp"
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(target)
-        if os.geteuid() == 0:
-            os.lchown(fresh, *self._owner)
-        fresh.replace(path)
-        self._unsynced.add(path.parent)
-
-    def settle(self) -> None:
-        """Make the names that were given so far durable, one sync for each folder.
-
-        A power cut before that loses names, never bytes under a wrong one: data is
-        synced before each rename.
-        """
-        while self._unsynced:
-            fsync_dir(self._unsynced.pop())
+        store.write_text(root / MARKER, _MARK + "\n")
 
     # -- blobs --------------------------------------------------------------------
 
@@ -190,7 +159,9 @@ class Store:
         base = self.root / "blobs" / "sha256"
         names: list[str] = []
         for folder in os.scandir(base):
-            names += [item.name for item in os.scandir(folder) if len(item.name) == 64]
+            if len(folder.name) == 2 and folder.is_dir():
+                found = [item.name for item in os.scandir(folder)]
+                names += [n for n in found if n[:2] == folder.name and _is_hash(n)]
         return sorted(names)
 
     def state(self, sha256: str) -> BlobState:
@@ -218,24 +189,47 @@ class Store:
             os.fdatasync(fd)  # its new link is metadata, and no reason to wait
         target = self.blob_path(hashes.sha256)
         self.mkdir(target.parent)
-        part.replace(target)
+        with one_at_a_time(self._quarantine):
+            if os.path.lexists(target):  # it changed since it was hashed
+                self._move_aside(hashes.sha256)
+            part.replace(target)
         self._unsynced |= {target.parent, target.parent.parent}
         self.know(hashes)
 
-    def know(self, hashes: Hashes) -> None:
-        """Record that the blob's bytes, as its stat is now, hash to ``hashes``."""
-        stat = self.blob_path(hashes.sha256).stat()
+    def know(self, hashes: Hashes, stat: os.stat_result | None = None) -> None:
+        """Record that the blob's bytes hash to ``hashes``, and its stat of that time.
+
+        Without ``stat`` the stat as it is now; give it where another program may have
+        changed the blob meanwhile.
+        """
+        stat = stat or self.blob_path(hashes.sha256).stat()
         self.journal.add(Record.of(hashes.sha256, stat))
         if hashes.git_oid:
             link = self._git_path(hashes.git_oid)
             blob = self.blob_path(hashes.sha256)
             self.symlink(link, os.path.relpath(blob, link.parent))
 
-    def quarantine(self, sha256: str) -> Path:
-        """Move a bad blob aside, to the path that is returned; nothing is deleted."""
-        folder = self.mkdir(self.root / "quarantine")
-        number = 1
-        while (target := folder / f"{sha256}.{number}").exists():
+    @property
+    def _quarantine(self) -> Path:
+        return self.mkdir(self.root / "quarantine")
+
+    def quarantine(self, sha256: str, ino: int) -> Path | None:
+        """Move a bad blob aside, to the path that is returned; nothing is deleted.
+
+        None if the file of that name is no longer the one with inode ``ino`` that was
+        found bad: another process was first, and the blob may be right by now.
+        """
+        with one_at_a_time(self._quarantine):
+            try:
+                if self.blob_path(sha256).lstat().st_ino != ino:
+                    return None
+            except FileNotFoundError:
+                return None
+            return self._move_aside(sha256)
+
+    def _move_aside(self, sha256: str) -> Path:
+        folder, number = self._quarantine, 1
+        while os.path.lexists(target := folder / f"{sha256}.{number}"):
             number += 1
         self.blob_path(sha256).rename(target)
         fsync_dir(folder)
@@ -291,14 +285,11 @@ class Store:
         """
         resolved = self.resolve(manifest)
         path = self.manifest_path(resolved.slug)
-        if path.is_file():
-            before = manifests.load(path)
-            resolved = resolved.with_pins_of(before)
-        if not path.is_file() or before != resolved:
-            self.write_text(path, resolved.dumps())
+        with one_at_a_time(self.mkdir(path.parent)):
+            if path.is_file():
+                before = manifests.load(path)
+                resolved.check_agrees(before)
+                resolved = resolved.with_pins_of(before)
+            if not path.is_file() or before != resolved:
+                self.write_text(path, resolved.dumps())
         return resolved
-
-
-def _give(path: Path, owner: tuple[int, int]) -> None:
-    if os.geteuid() == 0:
-        os.chown(path, *owner, follow_symlinks=False)

@@ -1,48 +1,71 @@
-"""One transfer: huggingface_hub brings the rest of a part, by HTTP or xet."""
+"""One transfer: huggingface_hub brings the rest of a part, by HTTP or xet.
+
+Only what the library exports is used, so that its next minor release cannot break it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import shutil
+from typing import TYPE_CHECKING
 
+from glmspark import __version__
 from glmspark.errors import IntegrityError
-from glmspark.weights import hashing, hub
+from glmspark.weights import hub
 from glmspark.weights.hub import Source
 from glmspark.weights.manifest import FileEntry
 from glmspark.weights.part import Part
+from glmspark.weights.stall import Trickle
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfFileMetadata
 
 
 def transfer(grown: Part, source: Source, *, stall_s: int, allow_xet: bool) -> None:
     """Let huggingface_hub bring the rest of the part; raises its errors as they are."""
-    from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url, http_get
-    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     entry = grown.entry
     if entry.size == grown.tell():
         return
     url = hf_hub_url(source.repo, entry.path, revision=source.revision)
-    headers = build_hf_headers(token=hub.token() or False)
-    # Ranges count the bytes of the file, not of a compressed form of it.
-    headers["accept-encoding"] = "identity"
-    meta = get_hf_file_metadata(
-        url, timeout=stall_s, headers=headers, retry_on_errors=False
-    )
+    token = hub.token() or False
+    meta = get_hf_file_metadata(url, token=token, timeout=stall_s)
     _check_promise(entry, meta, source)
     if meta.xet_file_data is not None and allow_xet and hub.has_xet():
-        _transfer_xet(grown, meta, headers)
+        _transfer_xet(grown, source)
         return
-    if not _same_host(meta.location, url):
-        headers.pop("authorization", None)  # the token is for the Hub alone
-    http_get(
-        meta.location,
-        grown,  # type: ignore[arg-type]  # writes, seeks to 0, truncates: a Part
-        resume_size=grown.tell(),
-        headers=headers,
-        expected_size=entry.size,
-        _nb_retries=0,  # retries are counted in one place, ours
-    )
+    # Ranges count the bytes of the file, not of a compressed form of it.
+    headers = {"accept-encoding": "identity", "user-agent": f"glmspark/{__version__}"}
+    if token and _same_host(meta.location, url):  # the token is for the Hub alone
+        headers["authorization"] = f"Bearer {token}"
+    _transfer_http(grown, meta.location, headers, stall_s)
 
 
-def _check_promise(entry: FileEntry, meta: Any, source: Source) -> None:
+def _transfer_http(
+    grown: Part, url: str, headers: dict[str, str], stall_s: float
+) -> None:
+    from huggingface_hub import get_session, hf_raise_for_status
+
+    size, start = grown.entry.size, grown.tell()
+    if start:
+        headers = headers | {"range": f"bytes={start}-"}
+    trickle, limit = Trickle(stall_s), hub.read_timeout_s(stall_s)
+    with get_session().stream("GET", url, headers=headers, timeout=limit) as response:
+        hf_raise_for_status(response)
+        if start and response.status_code != 206:
+            grown.restart()  # the server ignores ranges and sends all of it again
+        for chunk in response.iter_bytes():
+            if grown.tell() + len(chunk) > size:
+                raise IntegrityError(
+                    f"the Hub sends more than the {size} bytes of {grown.entry.path}"
+                )
+            grown.write(chunk)
+            trickle.feel(len(chunk))
+    if grown.tell() < size:
+        raise ConnectionError(f"it ended after {grown.tell()} of {size} bytes")
+
+
+def _check_promise(entry: FileEntry, meta: HfFileMetadata, source: Source) -> None:
     """Stop before the first byte if the source says itself that it has other bytes."""
     etag = meta.etag or ""
     expected = entry.sha256 if len(etag) == 64 else entry.git_oid
@@ -56,29 +79,28 @@ def _check_promise(entry: FileEntry, meta: Any, source: Source) -> None:
 def _same_host(one: str, other: str) -> bool:
     from urllib.parse import urlsplit
 
-    return urlsplit(one).netloc == urlsplit(other).netloc
+    a, b = urlsplit(one), urlsplit(other)
+    return (a.scheme, a.netloc) == (b.scheme, b.netloc)
 
 
-def _transfer_xet(grown: Part, meta: Any, headers: dict[str, str]) -> None:
+def _transfer_xet(grown: Part, source: Source) -> None:
     """Xet writes the file in its own order: it is hashed afterwards, before it counts.
 
-    Resumed by file, not by byte. Needs the real service: not tested here.
+    Resumed by file, not by byte. Needs the real service: tests play its part.
     """
-    from huggingface_hub.file_download import xet_get
+    from huggingface_hub import hf_hub_download
 
     scratch = grown.path.with_suffix(".xet")
-    scratch.unlink(missing_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
     try:
-        xet_get(
-            incomplete_path=scratch,
-            xet_file_data=meta.xet_file_data,
-            headers=headers,
-            expected_size=grown.entry.size,
-            displayed_filename=grown.entry.path,
+        path = hf_hub_download(
+            source.repo,
+            grown.entry.path,
+            revision=source.revision,
+            local_dir=scratch,
+            cache_dir=scratch,
+            token=hub.token() or False,
         )
-        grown.restart()
-        with scratch.open("rb") as file:
-            while chunk := file.read(hashing.CHUNK_BYTES):
-                grown.write(chunk)
+        grown.take_over(path)
     finally:
-        scratch.unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from glmspark.weights.store import BlobState, Store
 
 @dataclass(frozen=True)
 class Damage:
-    """A blob that is not what its name says: where it went, and whom it served."""
+    """A blob that is not what its name says: where it went, and whom it served.
+
+    ``moved_to`` is None where another process had moved it before.
+    """
 
     blob: str
     moved_to: Path | None
@@ -71,23 +75,43 @@ def served_files(manifests: list[Manifest]) -> dict[str, list[str]]:
     return served
 
 
-def _check_one(store: Store, blob: str, progress: Progress) -> tuple[int, str]:
-    """(bytes read, reason why it is bad or empty); the journal learns what is right."""
-    path = store.blob_path(blob)
-    size = path.stat().st_size
-    progress.open_file(blob[:16], size)
+@dataclass(frozen=True)
+class _Seen:
+    """A blob as it was read: its inode, the bytes read, why it is bad or empty."""
+
+    ino: int
+    count: int = 0
+    reason: str = ""
+
+
+def _check_one(store: Store, blob: str, progress: Progress) -> _Seen | None:
+    """What was seen of a blob, None where it is gone; the journal learns of right ones.
+
+    A blob that this user may not read is reported and left where it is.
+    """
     try:
-        hashes = hashing.hash_file(
-            path, advance=lambda count: progress.advance(blob[:16], count)
+        fd = os.open(store.blob_path(blob), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None  # another verify was first to find it damaged
+    except OSError as error:
+        is_ours = not isinstance(error, PermissionError)
+        ino = store.blob_path(blob).lstat().st_ino if is_ours else 0
+        return _Seen(ino, 0, f"cannot be opened: {error.strerror}")
+    stat = os.fstat(fd)
+    progress.open_file(blob[:16], stat.st_size)
+    try:
+        hashes = hashing.hash_fd(
+            fd, advance=lambda count: progress.advance(blob[:16], count)
         )
     except OSError as error:  # EIO from a dying disk: as damaged as a flipped bit
-        return 0, f"cannot be read: {error.strerror}"
+        return _Seen(stat.st_ino, 0, f"cannot be read: {error.strerror}")
     finally:
+        os.close(fd)
         progress.close_file(blob[:16])
     if hashes.sha256 != blob:
-        return hashes.size, f"hashes to {hashes.sha256}"
-    store.know(hashes)
-    return hashes.size, ""
+        return _Seen(stat.st_ino, hashes.size, f"hashes to {hashes.sha256}")
+    store.know(hashes, stat)
+    return _Seen(stat.st_ino, hashes.size)
 
 
 def verify(
@@ -138,15 +162,24 @@ def _read_all(
     progress: Progress,
 ) -> None:
     # Largest first, so that the last thread does not end alone on a large one.
-    sizes = {blob: store.blob_path(blob).stat().st_size for blob in blobs}
+    sizes = {blob: _size(store.blob_path(blob)) for blob in blobs}
     blobs = sorted(blobs, key=lambda blob: -sizes[blob])
     progress.begin("verify", sum(sizes.values()))
     results = hashing.parallel(lambda blob: _check_one(store, blob, progress), blobs)
-    report.hashed = len(blobs)
-    for blob, (count, reason) in zip(blobs, results, strict=True):
-        report.hashed_bytes += count
-        if reason:
-            moved = store.quarantine(blob)
-            report.damaged.append(
-                Damage(blob, moved, tuple(served.get(blob, ())), reason)
-            )
+    for blob, seen in zip(blobs, results, strict=True):
+        files = tuple(served.get(blob, ()))
+        if seen is None:
+            report.missing += files
+            continue
+        report.hashed += 1
+        report.hashed_bytes += seen.count
+        if seen.reason:
+            moved = store.quarantine(blob, seen.ino)
+            report.damaged.append(Damage(blob, moved, files, seen.reason))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

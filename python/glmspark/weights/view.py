@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from glmspark.errors import IntegrityError
 from glmspark.weights import locks
+from glmspark.weights.files import fsync_dir, one_at_a_time
 from glmspark.weights.manifest import Manifest
-from glmspark.weights.store import Store, fsync_dir
+from glmspark.weights.store import Store
 
 _SHOWN = 5
 
@@ -36,12 +36,16 @@ def _target(store: Store, sha256: str, link: Path) -> str:
 def _is_whole(store: Store, manifest: Manifest, folder: Path) -> bool:
     for entry in manifest.files:
         link = folder / entry.path
-        try:
-            if str(link.readlink()) != _target(store, entry.sha256, link):
-                return False
-        except OSError:
+        if not _leads_to(link, _target(store, entry.sha256, link)):
             return False
-    return True
+    return not _strangers(manifest, folder)
+
+
+def _leads_to(link: Path, target: str) -> bool:
+    try:
+        return str(link.readlink()) == target
+    except OSError:
+        return False
 
 
 def _check_complete(store: Store, manifest: Manifest) -> None:
@@ -68,13 +72,36 @@ def _build(store: Store, manifest: Manifest, folder: Path) -> None:
             owner = store.root.stat()
             os.lchown(link, owner.st_uid, owner.st_gid)
     fsync_dir(fresh)
-    if folder.exists():  # one with broken links: it goes to the side, then away
-        folder.rename(stale := folder.parent / f".tmp-{secrets.token_hex(6)}")
-        fresh.rename(folder)
-        shutil.rmtree(stale)
-    else:
-        fresh.rename(folder)
+    fresh.rename(folder)
     fsync_dir(folder.parent)
+
+
+def _mend(store: Store, manifest: Manifest, folder: Path) -> None:
+    """Put right a view that somebody changed, link by link: a rank may have it open."""
+    for entry in manifest.files:
+        link = folder / entry.path
+        if not _leads_to(link, target := _target(store, entry.sha256, link)):
+            if link.is_dir() and not link.is_symlink():
+                link.rename(_aside(store, link))
+            store.symlink(link, target)
+    for path in _strangers(manifest, folder):
+        path.rename(_aside(store, path))
+    store.settle()
+
+
+def _aside(store: Store, path: Path) -> Path:
+    name = f"{path.name}.{secrets.token_hex(6)}"
+    return store.mkdir(store.root / "quarantine") / name
+
+
+def _strangers(manifest: Manifest, folder: Path) -> list[Path]:
+    """What is in the view and in no list: vLLM would take it for the checkpoint's."""
+    known = {folder / entry.path for entry in manifest.files}
+    return [
+        path
+        for path in folder.rglob("*")
+        if path not in known and (path.is_symlink() or not path.is_dir())
+    ]
 
 
 def link(store: Store, manifest: Manifest) -> View:
@@ -83,14 +110,15 @@ def link(store: Store, manifest: Manifest) -> View:
     The lasting name changes from the old view to the new in one step. Raises
     IntegrityError naming what is missing; then nothing has changed.
     """
-    with locks.using(store):
+    gen = store.root / "views" / ".gen"
+    with locks.using(store), one_at_a_time(gen):
         manifest = store.register(manifest)
         _check_complete(store, manifest)
-        folder = (
-            store.root / "views" / ".gen" / f"{manifest.slug}-{manifest.digest()[:16]}"
-        )
+        folder = gen / f"{manifest.slug}-{manifest.digest()[:16]}"
         is_new = not _is_whole(store, manifest, folder)
-        if is_new:
+        if is_new and folder.exists():
+            _mend(store, manifest, folder)
+        elif is_new:
             _build(store, manifest, folder)
         path = store.root / "views" / manifest.slug
         target = os.path.relpath(folder, path.parent)

@@ -144,6 +144,7 @@ def listeners(namespace: str) -> set[str]:
     return {line.split()[3] for line in done.stdout.splitlines()}
 
 
+@pytest.mark.cases(53)
 def test_the_node_gets_every_byte_and_the_view(cluster: Cluster) -> None:
     result = cluster.ok()
     assert result["received"] == len(FILES)
@@ -152,6 +153,7 @@ def test_the_node_gets_every_byte_and_the_view(cluster: Cluster) -> None:
     assert verify.verify(cluster.node, deep=True).is_ok
 
 
+@pytest.mark.cases(70)
 def test_a_second_share_sends_nothing(cluster: Cluster) -> None:
     cluster.ok()
     result = cluster.ok()
@@ -171,12 +173,14 @@ def test_what_the_node_has_under_another_name_is_not_sent(cluster: Cluster) -> N
     )
 
 
+@pytest.mark.cases(67)
 def test_both_rails_carry(cluster: Cluster) -> None:
     result = cluster.ok("--connections", "1", rails=2)
     assert set(result["by_rail"]) == {node for _, node in RAILS}
     assert all(count > 0 for count in result["by_rail"].values())
 
 
+@pytest.mark.cases(72)
 def test_a_dead_rail_leaves_its_files_to_the_other(cluster: Cluster) -> None:
     down = ["ip", "-n", NODE, "route", "del", "10.88.2.0/24", "dev", "rail1"]
     subprocess.run(down, check=True)
@@ -192,6 +196,7 @@ def test_a_dead_rail_leaves_its_files_to_the_other(cluster: Cluster) -> None:
     }
 
 
+@pytest.mark.cases(62)
 def test_small_files_by_git_id_and_pins_travel_too(cluster: Cluster) -> None:
     template = cluster.tmp / "chat_template.jinja"
     template.write_bytes(b"{{ m }}" * 7000)
@@ -295,6 +300,7 @@ def test_without_the_token_nothing_is_served(pair: Hosts, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("victim", ["head", "node"])
+@pytest.mark.cases(67)
 def test_kill_9_of_either_side_is_resumed(
     pair: Hosts, slow: None, tmp_path: Path, victim: str
 ) -> None:
@@ -354,6 +360,7 @@ def test_a_full_disk_on_the_node_is_said_with_its_name(cluster: Cluster) -> None
         subprocess.run([*on_node, f"umount {mount}"], check=True)
 
 
+@pytest.mark.cases(41)
 def test_a_talkative_login_and_another_locale_change_nothing(
     cluster: Cluster,
 ) -> None:
@@ -367,6 +374,7 @@ def test_a_talkative_login_and_another_locale_change_nothing(
     assert cluster.ok()["received"] == len(FILES)
 
 
+@pytest.mark.cases(43)
 def test_an_unknown_host_key_is_refused_not_asked_about(cluster: Cluster) -> None:
     strange = cluster.tmp / "known_hosts"
     strange.write_text("")
@@ -387,6 +395,7 @@ def test_a_denied_login_is_told_apart(cluster: Cluster) -> None:
     assert "ssh login was denied" in err
 
 
+@pytest.mark.cases(45)
 def test_a_program_that_is_not_on_the_path_is_said_so(cluster: Cluster) -> None:
     cluster.remote = ("--remote-program", "glmspark-is-not-here")
     code, _, err = cluster.share()

@@ -58,6 +58,7 @@ def test_good_answers_pass(probe):
 
 
 @pytest.mark.parametrize(("name", "response", "words"), BAD)
+@pytest.mark.cases(63)
 def test_bad_answers_are_named(name, response, words):
     (probe,) = [p for p in canary.probes("glm") if p.name == name]
     assert words in probe.fault(response)

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
@@ -43,7 +44,8 @@ class Hub:
     """What the Hub holds and how it misbehaves; ``faults[path]`` is used up in order.
 
     A fault is a status such as "429", or "stall", "truncate", "reset", "wrong",
-    "ignore-range", "drip". ``always`` are faults that never end.
+    "ignore-range", "drip" (slow), "trickle" (a byte now and then), "long" (too many
+    bytes). ``always`` are faults that never end.
     """
 
     repos: dict[tuple[str, str], dict[str, bytes]] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Hub:
     token: str = ""
     retry_after: str = ""
     page: int = 1000
+    page_instead: str = ""  # what a proxy answers to everything
     seen: list[Seen] = field(default_factory=list)
     sent: Counter[str] = field(default_factory=Counter)
     url: str = ""
@@ -191,6 +194,8 @@ class Hub:
         body = data[start:]
         if fault == "wrong":
             body = bytes(b ^ 0xFF for b in body)
+        if fault == "long":
+            body += body
         headers["Content-Length"] = str(len(body))
         response = web.StreamResponse(status=status, headers=headers)
         await response.prepare(request)
@@ -209,12 +214,12 @@ class Hub:
     ) -> None:
         assert request.transport is not None
         cut = len(body) // 2 if fault in ("stall", "truncate", "reset") else len(body)
-        step = 64 << 10
+        step = 1 if fault == "trickle" else 64 << 10
         for at in range(0, cut, step):
             piece = body[at : min(at + step, cut)]
             await response.write(piece)
             self.sent[path] += len(piece)
-            if fault == "drip":
+            if fault in ("drip", "trickle"):
                 await asyncio.sleep(0.05)
         if fault == "stall":
             await asyncio.sleep(STALL_S)
@@ -223,8 +228,15 @@ class Hub:
         if fault in ("reset", "stall"):
             request.transport.abort()
 
+    @web.middleware
+    async def _proxy(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.page_instead:
+            return web.Response(text=self.page_instead, content_type="text/html")
+        response: web.StreamResponse = await handler(request)
+        return response
+
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(middlewares=[self._proxy])
         repo = "/{owner}/{name}"
         app.router.add_get(f"/api/models{repo}/revision/{{rev}}", self.revision)
         app.router.add_get(f"/api/models{repo}/tree/{{rev}}", self.tree)

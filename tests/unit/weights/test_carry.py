@@ -73,6 +73,7 @@ def hub_manifest(files: dict[str, bytes]) -> Manifest:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.cases(53)
 def test_a_hub_cache_comes_in_without_a_copy_and_stays_as_it_was(
     tmp_path: Path, store: Store, shared: bool, whole: bool
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_hub_cache_comes_in_without_a_copy_and_stays_as_it_was(
     assert contents(view.link(store, manifest).folder) == files
 
 
+@pytest.mark.cases(56)
 def test_only_files_with_the_right_hash_come_in_and_the_rest_is_explained(
     tmp_path: Path, store: Store
 ) -> None:

@@ -70,6 +70,7 @@ def test_lock_names_a_commit_and_every_file(kit: Kit, hub: fakehub.Hub) -> None:
     )
 
 
+@pytest.mark.cases(51)
 def test_a_moved_branch_changes_nothing_that_is_locked(
     kit: Kit, hub: fakehub.Hub
 ) -> None:
@@ -80,18 +81,21 @@ def test_a_moved_branch_changes_nothing_that_is_locked(
     assert all(REV in s.path for s in hub.gets() if "/resolve/" in s.path)
 
 
+@pytest.mark.cases(57)
 def test_lock_waits_as_long_as_a_rate_limit_asks(kit: Kit, hub: fakehub.Hub) -> None:
     hub.fail("tree", "429")
     hub.retry_after = "1"
     assert "Rate limited" in kit.ok("lock", REPO).err
 
 
+@pytest.mark.cases(51)
 def test_an_absent_revision_fails_closed(kit: Kit, hub: fakehub.Hub) -> None:
     ran = kit.run("lock", f"{REPO}@{OTHER_REV}")
     assert ran.code == 5
     assert "has no revision" in ran.err
 
 
+@pytest.mark.cases(52)
 def test_an_unknown_revision_says_which_are_known_and_downloads_nothing(
     kit: Kit, hub: fakehub.Hub
 ) -> None:
@@ -128,6 +132,7 @@ def test_blobs_are_read_only_and_group_readable(kit: Kit, hub: fakehub.Hub) -> N
     assert modes == {0o444}
 
 
+@pytest.mark.cases(48)
 def test_a_complete_store_needs_no_downloader_and_no_network(
     kit: Kit, hub: fakehub.Hub
 ) -> None:
@@ -169,6 +174,7 @@ def test_two_repositories_with_the_same_bytes_cost_one_copy(
 
 
 @pytest.mark.parametrize("kind", ["truncate", "reset", "stall"])
+@pytest.mark.cases(57)
 def test_a_broken_transfer_is_resumed_at_the_byte(
     kit: Kit, hub: fakehub.Hub, kind: str
 ) -> None:
@@ -185,6 +191,26 @@ def test_a_broken_transfer_is_resumed_at_the_byte(
     assert "hub:" in ran.err or "again in" in ran.err
 
 
+@pytest.mark.cases(57)
+def test_a_trickle_is_cut_and_what_came_is_kept(kit: Kit, hub: fakehub.Hub) -> None:
+    """A byte now and then: each read is in time, and the file would never be done."""
+    lock = locked(kit, hub)
+    hub.fail(SHARD, "trickle")
+    ran = kit.ok("fetch", lock, *FAST)
+    assert "stalled: it trickled" in ran.err
+    _, second = [s for s in hub.gets(SHARD) if "/cdn/" in s.path]
+    assert int(second.range.removeprefix("bytes=").rstrip("-")) > 0
+    assert view_of(kit, lock) == checkpoint()
+
+
+def test_a_slow_line_is_no_trickle(kit: Kit, hub: fakehub.Hub) -> None:
+    hub.add(REPO, REV, {"big.safetensors": blob(7, 3 << 20)})
+    lock = locked(kit, hub)
+    hub.fail("big.safetensors", "drip")  # 48 pieces, a twentieth of a second each
+    kit.ok("fetch", lock, *FAST)
+    assert len([s for s in hub.gets("big.safetensors") if "/cdn/" in s.path]) == 1
+
+
 def test_a_server_that_ignores_ranges_costs_a_restart_not_the_file(
     kit: Kit, hub: fakehub.Hub
 ) -> None:
@@ -196,6 +222,7 @@ def test_a_server_that_ignores_ranges_costs_a_restart_not_the_file(
     assert view_of(kit, lock) == {"big.safetensors": big}
 
 
+@pytest.mark.cases(56)
 def test_wrong_bytes_never_get_a_name(kit: Kit, hub: fakehub.Hub) -> None:
     lock = locked(kit, hub)
     hub.always[SHARD] = "wrong"
@@ -242,6 +269,7 @@ def test_a_part_longer_than_the_file_is_started_anew(
     assert view_of(kit, lock) == checkpoint()
 
 
+@pytest.mark.cases(56)
 def test_a_wrong_part_is_found_out_and_fetched_again(
     kit: Kit, hub: fakehub.Hub
 ) -> None:
@@ -270,8 +298,10 @@ def test_416_restarts_the_file(kit: Kit, hub: fakehub.Hub) -> None:
         ("500", "failed on"),
         ("404", "(404)"),
         ("403", "may not read it (403)"),
-        ("truncate", "closed|broke|Consistency"),
-        ("stall", "stalled"),
+        ("truncate", "closed|broke"),
+        ("stall", "stalled: nothing came"),
+        ("trickle", "stalled: it trickled"),
+        ("long", "sends more than the"),
     ],
 )
 def test_a_lasting_failure_is_told_apart_and_ends(
@@ -280,7 +310,7 @@ def test_a_lasting_failure_is_told_apart_and_ends(
     lock = locked(kit, hub)
     hub.always[SHARD] = kind
     ran = kit.run("fetch", lock, *FAST)
-    assert ran.code == 5
+    assert ran.code == (7 if kind == "long" else 5)
     last = [line for line in ran.err.splitlines() if line.startswith("error:")]
     assert any(word in last[0] for word in words.split("|")), ran.err
     store = Store.open(kit.store)
@@ -289,15 +319,18 @@ def test_a_lasting_failure_is_told_apart_and_ends(
     )
 
 
+@pytest.mark.cases(57)
 def test_a_rate_limit_is_waited_out(kit: Kit, hub: fakehub.Hub) -> None:
     lock = locked(kit, hub)
     hub.fail(SHARD, "429")
-    hub.retry_after = "1"
+    hub.retry_after = "2"
     ran = kit.ok("fetch", lock)
-    assert "Rate limited" in ran.err
+    assert "(429)" in ran.err
+    assert "it asks to wait 2 s; again in 2 s" in ran.err
     assert view_of(kit, lock) == checkpoint()
 
 
+@pytest.mark.cases(57)
 def test_a_fault_of_the_service_is_tried_again(kit: Kit, hub: fakehub.Hub) -> None:
     lock = locked(kit, hub)
     hub.fail(SHARD, "503", "500")
@@ -305,6 +338,7 @@ def test_a_fault_of_the_service_is_tried_again(kit: Kit, hub: fakehub.Hub) -> No
     assert "again in" in ran.err
 
 
+@pytest.mark.cases(64)
 def test_401_says_that_the_token_was_not_accepted(kit: Kit, hub: fakehub.Hub) -> None:
     lock = locked(kit, hub)
     hub.token = "hf_right"
@@ -316,6 +350,7 @@ def test_401_says_that_the_token_was_not_accepted(kit: Kit, hub: fakehub.Hub) ->
     assert "a request without token was not accepted (401)" in anonymous.err
 
 
+@pytest.mark.cases(64)
 def test_403_says_that_the_terms_were_not_accepted(kit: Kit, hub: fakehub.Hub) -> None:
     lock = locked(kit, hub)
     hub.token = "hf_right"
@@ -468,6 +503,7 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", str(mount)], check=True)
 
 
+@pytest.mark.cases(56)
 def test_missing_space_is_found_before_the_first_byte(
     kit: Kit, hub: fakehub.Hub, small_disk: Path
 ) -> None:
@@ -480,6 +516,7 @@ def test_missing_space_is_found_before_the_first_byte(
     assert not hub.gets("big.safetensors")
 
 
+@pytest.mark.cases(56)
 def test_a_disk_that_fills_meanwhile_is_told_apart_and_resumed(
     kit: Kit, hub: fakehub.Hub, small_disk: Path
 ) -> None:

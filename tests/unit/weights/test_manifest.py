@@ -52,7 +52,19 @@ def test_every_shipped_lock_is_in_byte_order_and_survives_a_round_trip() -> None
 
 @pytest.mark.parametrize(
     "path",
-    ["", "/etc/passwd", "../up", "a/../../up", "a//b", "./a", "a/", "a\nb", "a\0b"],
+    [
+        "",
+        "/etc/passwd",
+        "../up",
+        "a/../../up",
+        "a//b",
+        "./a",
+        "a/",
+        "a\nb",
+        "a\0b",
+        ".",
+        "\udcff",
+    ],
 )
 def test_a_path_that_leaves_the_view_is_refused(path: str) -> None:
     with pytest.raises(ConfigError):
@@ -69,6 +81,9 @@ def test_a_path_that_leaves_the_view_is_refused(path: str) -> None:
         [FileEntry("a", 1, "../../../../etc/passwd")],
         [FileEntry("a", 1, SHA.upper())],
         [FileEntry("a", 1, "", "../x")],
+        [FileEntry("a", 1, SHA), FileEntry("b", 2, SHA)],
+        [FileEntry("a", 1.0, SHA)],  # type: ignore[arg-type]
+        [FileEntry("a", True, SHA)],
     ],
 )
 def test_a_list_that_cannot_be_right_is_refused(files: list[FileEntry]) -> None:
@@ -83,14 +98,40 @@ def test_only_a_whole_commit_is_a_revision(revision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [None, [], {}, {"format": 2}, {"format": 1, "repo": REPO, "files": [3]}]
+    "data",
+    [
+        None,
+        [],
+        {},
+        {"format": 2},
+        {"format": 1, "repo": REPO, "files": [3]},
+        {"format": 1, "repo": "../up", "revision": REV, "files": []},
+        {"format": 1, "repo": "a--b/c", "revision": REV, "files": []},
+        {
+            "format": 1,
+            "repo": REPO,
+            "revision": REV,
+            "files": [],
+            "mirrors": [{"repo": "a/b", "revision": "main"}],
+        },
+    ],
 )
 def test_a_file_that_is_no_lock_is_a_configuration_error(data: Any) -> None:
     with pytest.raises(ConfigError):
         manifests.from_json(data)
 
 
+@pytest.mark.parametrize("text", ["", "{", "\xff", "[" * 100_000, "null"])
+def test_a_file_that_is_no_json_is_a_configuration_error(
+    tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "x.lock.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError):
+        manifests.load(tmp_path / "x.lock.json")
+
+
 @given(st.lists(st.text("abzäÄ_-.Z0", min_size=1, max_size=6), unique=True))
+@pytest.mark.cases(41)
 def test_order_and_digest_do_not_depend_on_where_the_list_came_from(
     names: list[str],
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_store_that_was_being_made_when_its_maker_died_is_taken_up(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as two users")
+@pytest.mark.cases(54)
 def test_root_leaves_nothing_that_the_user_cannot_move(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -85,7 +86,8 @@ def test_root_leaves_nothing_that_the_user_cannot_move(tmp_path: Path) -> None:
 
     importer.import_from(store, tmp_path, [manifest], chosen=True)
     view.link(store, manifest)
-    os.close(lease.hold(store, view.link(store, manifest).folder))
+    for fd in lease.hold(store, view.link(store, manifest).folder):
+        os.close(fd)
     owners = {
         p: p.lstat().st_uid
         for p in (home / "deep").rglob("*")
@@ -96,6 +98,7 @@ def test_root_leaves_nothing_that_the_user_cannot_move(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as two users")
+@pytest.mark.cases(54)
 def test_a_root_owned_store_is_refused_with_the_chown(tmp_path: Path, kit: Kit) -> None:
     Store.open(kit.store, create=True)
     for path in (tmp_path, *tmp_path.parents[:2]):
@@ -121,6 +124,7 @@ def test_a_root_owned_store_is_refused_with_the_chown(tmp_path: Path, kit: Kit) 
 # -- journal and verify --------------------------------------------------------
 
 
+@pytest.mark.cases(49)
 def test_a_second_check_reads_no_weights(filled: Filled) -> None:
     store, manifest, files = filled
     report = verify.verify(store, [manifest])
@@ -144,6 +148,7 @@ def test_a_flipped_bit_with_a_new_mtime_is_found_fast(filled: Filled) -> None:
     assert damage.files == (f"{REPO}@{REV[:12]}: {SHARD}",)
 
 
+@pytest.mark.cases(56)
 def test_a_flipped_bit_behind_the_same_stat_is_found_deep(filled: Filled) -> None:
     store, manifest, files = filled
     name = sha256(files[SHARD])
@@ -158,6 +163,7 @@ def test_a_flipped_bit_behind_the_same_stat_is_found_deep(filled: Filled) -> Non
 
 
 @pytest.mark.parametrize("size", [0, 1000])
+@pytest.mark.cases(56)
 def test_a_truncated_or_empty_blob_is_never_trusted(filled: Filled, size: int) -> None:
     store, manifest, files = filled
     path = store.blob_path(sha256(files[SHARD]))
@@ -293,6 +299,7 @@ def test_kill_9_during_link_leaves_the_old_view_or_the_new_one(
     assert left == [made.folder.name]
 
 
+@pytest.mark.cases(49)
 def test_the_real_list_links_by_size_and_name(tmp_path: Path) -> None:
     """135 sparse files of the real sizes; known to the journal, so nothing is read."""
     store = Store.open(tmp_path / "store", create=True)
@@ -315,6 +322,7 @@ def test_the_real_list_links_by_size_and_name(tmp_path: Path) -> None:
 # -- pins ----------------------------------------------------------------------
 
 
+@pytest.mark.cases(62)
 def test_a_pinned_template_is_part_of_the_view_and_of_every_check(
     filled: Filled, tmp_path: Path
 ) -> None:
@@ -472,6 +480,7 @@ def test_forget_then_gc_frees_the_blobs(kit: Kit, filled: Filled) -> None:
     assert not os.path.lexists(store.root / "views" / manifest.slug)
 
 
+@pytest.mark.cases(66)
 def test_list_says_what_is_there_and_at_which_revision(
     kit: Kit, filled: Filled
 ) -> None:
