@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from glmspark.boost.folders import of_kit
 from glmspark.errors import ConfigError
 from glmspark.paths import KitPaths, expand
 from glmspark.ranks import EnginePaths
@@ -53,7 +54,8 @@ def model_folder(kit: Kit, paths: KitPaths) -> Path:
                 hint="set weights.target to a folder, REPOSITORY@REVISION or loopback",
             )
         return Path(target)
-    return paths.store / "views" / view_name(target)
+    built = of_kit(kit, paths, must_exist=False).model
+    return Path(built) if built else paths.store / "views" / view_name(target)
 
 
 def view_name(target: str) -> str:

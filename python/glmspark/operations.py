@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glmspark.backends import Backend, Launch, await_state, pick_backend
+from glmspark.boost.folders import of_kit
 from glmspark.boot import (
     Api,
     Boot,
@@ -131,6 +132,7 @@ class Operator:
     def _bring_up(self, goal: Goal, waive: tuple[str, ...]) -> Outcome:
         check_waivers(waive)
         require_head(self.kit)
+        of_kit(self.kit, self.paths, must_exist=True)
         self._survey(waive)
         plan = self.plan(goal)
         began_s = time.monotonic()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from glmspark.boost import layers, safetensors
+from glmspark.boost.job import Job
 from glmspark.boost.layers import MARKERS, Layer, Tensor
 from glmspark.boost.ranges import Reader
 from glmspark.boost.work import Work
 from glmspark.errors import ConfigError, IntegrityError
 from glmspark.serving.boost import byte_ranges
-from glmspark.weights import hashing
+from glmspark.weights import hashing, hub
 from glmspark.weights.hashing import Hashes
 
 INDEX = "model.safetensors.index.json"
@@ -32,30 +34,59 @@ class Piece:
     end: int
 
     @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.end - self.start
+
+    @property
     def key(self) -> str:
         """Its name in the work folder."""
         name = hashlib.sha256(self.file.encode()).hexdigest()[:12]
         return f"range-{name}-{self.start}-{self.end}"
 
 
-def pack_tensors(reader: Reader, names: list[str]) -> dict[str, Tensor]:
-    """The pack's tensors, from the headers of the files that hold layers ``names``.
+@contextmanager
+def hub_reader(job: Job, part_of: str) -> Iterator[Reader]:
+    """A reader of the repository that the profile's table ``part_of`` names."""
+    out, patience = job.progress, job.patience
+    hub.prepare(job.store.root, stall_s=patience.stall_s, allow_xet=False)
+    with hub.narrated(out):
+        yield Reader(job.source(part_of), patience, out.note, job.guard.during)
 
-    Raises ConfigError, naming some of what it has, where it has none of a layer.
+
+def pack_tensors(
+    reader: Reader, marks: Sequence[str], *, at_end: bool = False
+) -> dict[str, Tensor]:
+    """The tensors of the files in which some name begins (or ends) with a mark.
+
+    Names that only the index knows come without a type: for an error to tell.
     """
     try:
         index = json.loads(reader.text(INDEX))["weight_map"]
         where = {str(name): str(file) for name, file in index.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(f"{INDEX} of {reader.source} is no index") from error
-    prefixes = tuple(f"{name}." for name in names)
-    needed = sorted({where[t] for t in where if t.startswith(prefixes)})
+    ends = tuple(marks)
+    asked = [n for n in where if (n.endswith(ends) if at_end else n.startswith(ends))]
     found: dict[str, Tensor] = {}
-    for file in needed:
+    for file in sorted({where[name] for name in asked}):
         found |= layers.describe(file, *reader.header(file))
-    # What the index alone knows is there to be named in an error.
-    unseen = (n for n in where if n not in found and not n.startswith(prefixes))
+    named = set(asked)
+    unseen = (n for n in where if n not in found and n not in named)
     return found | {name: Tensor(where[name], "", (), 0, 0) for name in unseen}
+
+
+def bring(job: Job, work: Work, reader: Reader, chosen: list[Layer]) -> Bytes:
+    """The bytes of the ``chosen`` layers, read where ``work`` does not hold them."""
+    wanted = pieces(chosen)
+    size = sum(piece.size for piece in wanted)
+    here = sum(piece.size for piece in wanted if piece.key in work.found)
+    job.may_begin(2 * size - here)
+    out = job.progress
+    out.begin(f"tensors of {reader.source}", size)
+    out.open_file("ranges", 0, here)
+    fetched = fetch(work, reader, wanted, lambda count: out.advance("ranges", count))
+    return Bytes(work, wanted, fetched)
 
 
 def pieces(chosen: list[Layer]) -> list[Piece]:
@@ -83,18 +114,22 @@ def fetch(
     def one(piece: Piece) -> None:
         if not stopped:
             work.put(piece.key, reader.read(piece.file, piece.start, piece.end))
-            advance(piece.end - piece.start)
+            advance(piece.size)
 
     hashing.parallel(one, left, WORKERS, on_error=lambda: stopped.append(True))
-    return sum(piece.end - piece.start for piece in left)
+    return sum(piece.size for piece in left)
 
 
 class Bytes:
-    """The kept pieces as one address space per file; each is hashed when it is read."""
+    """The kept pieces as one address space per file; each is hashed when it is read.
 
-    def __init__(self, work: Work, kept: list[Piece]) -> None:
+    ``fetched_bytes`` of them came now.
+    """
+
+    def __init__(self, work: Work, kept: list[Piece], fetched_bytes: int) -> None:
         self.work = work
         self.kept = kept
+        self.fetched_bytes = fetched_bytes
         self._last: tuple[Piece, bytes] | None = None
 
     def of(self, tensor: Tensor) -> bytes:
@@ -119,6 +154,21 @@ class Bytes:
             self._last = (piece, data)
         return self._last[1]
 
+    def check_pin(self, hashes: Hashes, pin: str) -> None:
+        """Raise IntegrityError if the profile knows the result and this is another.
+
+        The pieces go: one of them is wrong, and nothing says which.
+        """
+        if not pin or hashes.sha256 == pin:
+            return
+        for piece in self.kept:
+            self.work.drop(piece.key)
+        raise IntegrityError(
+            f"the tensors hash to {hashes.sha256}, the profile's sha256 is {pin}; what "
+            "had come was thrown away",
+            hint="run it again; if it stays, the pin or the source is wrong",
+        )
+
 
 def _check_values(name: str, tensor: Tensor, data: bytes, codebook: str) -> None:
     if tensor.dtype == "F16" and not safetensors.is_finite(data):
@@ -132,9 +182,7 @@ def _check_values(name: str, tensor: Tensor, data: bytes, codebook: str) -> None
             )
 
 
-def assemble(
-    path: Path, chosen: list[Layer], kept: Bytes, advance: Callable[[int], None]
-) -> Hashes:
+def assemble(path: Path, chosen: list[Layer], kept: Bytes) -> Hashes:
     """Write the layers' tensors as the safetensors file ``path``; its hashes.
 
     Raises IntegrityError for a piece that changed, a marker of another codebook and
@@ -146,7 +194,7 @@ def assemble(
         for name, tensor in sorted(layer.tensors.items())
     }
     sizes: Mapping[str, tuple[str, tuple[int, ...], int]] = {
-        name: (t.dtype, t.shape, t.end - t.start) for name, (_, t) in order.items()
+        name: (t.dtype, t.shape, t.size) for name, (_, t) in order.items()
     }
 
     def chunks() -> Iterator[bytes]:
@@ -156,35 +204,16 @@ def assemble(
             _check_values(name, tensor, data, layer.codebook)
             yield data
 
-    return safetensors.write(path, chunks(), advance)
+    with kept.work.disk():
+        return safetensors.write(path, chunks())
 
 
-def check_pin(hashes: Hashes, pin: str, work: Work, kept: list[Piece]) -> None:
-    """Raise IntegrityError if the profile knows the result and this is another.
-
-    The pieces go: one of them is wrong, and nothing says which.
-    """
-    if not pin or hashes.sha256 == pin:
-        return
-    for piece in kept:
-        work.drop(piece.key)
-    raise IntegrityError(
-        f"the dense tensors hash to {hashes.sha256}, the profile's build.dense.sha256 "
-        f"is {pin}; what had come was thrown away",
-        hint="run it again; if it stays, the pin or the source is wrong",
-    )
-
-
-def kinds_of(table: Mapping[str, object], part: str) -> list[str]:
-    """The list ``build.<part>.layers``; ConfigError if it is no list of names."""
+def kinds_of(table: Mapping[str, object], where: str) -> list[str]:
+    """The table's list ``layers``; ConfigError names it where it is none."""
     kinds = table.get("layers")
-    if (
-        not isinstance(kinds, list)
-        or not kinds
-        or not all(isinstance(kind, str) and kind for kind in kinds)
-    ):
+    if not isinstance(kinds, list) or not kinds or not all(kinds):
         raise ConfigError(
-            f"build.{part}.layers is {kinds!r}, needed a list of ends of names such as "
+            f"{where} is {kinds!r}, needed a list of ends of names such as "
             "self_attn.o_proj"
         )
     return [str(kind) for kind in kinds]

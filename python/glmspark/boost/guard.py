@@ -59,13 +59,13 @@ class Guard:
     _next_s: float = field(default=0.0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def before(self, store: Path, needed_bytes: int) -> None:
-        """Raise PreflightError unless a build that needs so much may begin."""
+    def before(self, store: Path, needed_bytes: int, *, needs_gpu: bool) -> None:
+        """Raise PreflightError unless a build that needs so much disk may begin."""
         stat = os.statvfs(store)
         head = HeadState(
             socket.gethostname(),
             self.ranks(),
-            self.has_cuda,
+            self.has_cuda or not needs_gpu,
             stat.f_bavail * stat.f_frsize,
         )
         check_may_build(head, needed_bytes)

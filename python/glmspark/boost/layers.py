@@ -33,10 +33,18 @@ class Tensor:
     start: int
     end: int
 
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.end - self.start
+
 
 @dataclass(frozen=True)
 class Layer:
-    """An EXL3 layer of the pack: bits a weight, codebook, its tensors by full name."""
+    """What is taken of one layer: its tensors by full name.
+
+    ``bits`` a weight and ``codebook`` are those of an EXL3 layer, 0 and empty else.
+    """
 
     name: str
     bits: float

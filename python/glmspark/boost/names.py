@@ -1,4 +1,4 @@
-"""What a build is called in the store, and where to find it once it is there (pure)."""
+"""What a build is called in the store, and where it is once it is there (pure)."""
 
 from __future__ import annotations
 
@@ -41,10 +41,21 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Built:
-    """The two results: the target with dense EXL3, and the drafter if one is wanted."""
+    """The results of a profile; None for one that it does not ask for.
 
-    target: Artifact
-    drafter: Artifact | None
+    ``drafter`` is the quantized drafter, ``donor`` the tensors of a transplant,
+    ``target`` the target with dense EXL3 tensors.
+    """
+
+    drafter: Artifact | None = None
+    donor: Artifact | None = None
+    target: Artifact | None = None
+
+    @property
+    def parts(self) -> dict[str, Artifact]:
+        """Name -> result, in the order in which they are made."""
+        found = {"drafter": self.drafter, "donor": self.donor, "target": self.target}
+        return {name: one for name, one in found.items() if one is not None}
 
 
 def _artifact(profile: str, part: str, inputs: Inputs) -> Artifact:
@@ -68,9 +79,25 @@ def results(profile: Profile, base: str, *, drafter: bool) -> Built:
     """What ``glmspark profile build`` makes of ``profile`` for the target ``base``.
 
     ``base`` is REPOSITORY@REVISION. Equal inputs give equal names on every machine.
-    Raises ConfigError for a profile without a build, an input or a base that is not
-    pinned to a commit.
+    Raises ConfigError for an input or a base that is not pinned to a commit, and for a
+    transplant into layers that the build makes EXL3.
     """
+    _check_base(profile, base)
+    _check_apart(profile)
+    made = {}
+    if profile.build:
+        dense = Inputs({"dense": table(profile, "dense")}, "", base)
+        made["target"] = _artifact(profile.name, "target", dense)
+        if drafter:
+            draft = Inputs({"drafter": table(profile, "drafter")}, QUANTIZER)
+            made["drafter"] = _artifact(profile.name, "drafter", draft)
+    if profile.transplant:
+        given = Inputs({"transplant": dict(profile.transplant)}, "", base)
+        made["donor"] = _artifact(profile.name, "donor", given)
+    return Built(**made)
+
+
+def _check_base(profile: Profile, base: str) -> None:
     repo, _, revision = base.partition("@")
     try:
         check_repo(repo, revision)
@@ -80,12 +107,18 @@ def results(profile: Profile, base: str, *, drafter: bool) -> Built:
             f"weights.target is {base}",
             hint="set weights.target to the EXL3 checkpoint at its commit",
         ) from error
-    dense = Inputs({"dense": table(profile, "dense")}, "", base)
-    target = _artifact(profile.name, "target", dense)
-    if not drafter:
-        return Built(target, None)
-    draft = Inputs({"drafter": table(profile, "drafter")}, QUANTIZER)
-    return Built(target, _artifact(profile.name, "drafter", draft))
+
+
+def _check_apart(profile: Profile) -> None:
+    dense = (profile.build or {}).get("dense", {}).get("layers", ())
+    given = (profile.transplant or {}).get("tensors", ())
+    both = sorted({f"{kind}.weight" for kind in dense} & set(given))
+    if both:
+        raise ConfigError(
+            f"profile '{profile.name}' transplants {', '.join(both)} and builds the "
+            "same layers as EXL3: the transplant would be lost",
+            hint="take them out of build.dense.layers",
+        )
 
 
 def build_command(profile: Profile) -> str:
@@ -99,8 +132,8 @@ def require(profile: Profile, base: str, store: Path, *, drafter: bool) -> Built
     Raises ConfigError that names what is missing and the command that builds it.
     """
     built = results(profile, base, drafter=drafter)
-    for part in (built.target, built.drafter):
-        if part is not None and not part.folder(store).is_dir():
+    for part in built.parts.values():
+        if not part.folder(store).is_dir():
             raise ConfigError(
                 f"profile '{profile.name}' needs {part.ref}, and {store} has no view "
                 "of it",

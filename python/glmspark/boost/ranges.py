@@ -120,8 +120,7 @@ class Reader:
             time.sleep(min(left, 0.5))
 
     def _read(self, path: str, start: int, end: int) -> bytes:
-        from huggingface_hub.utils import get_session
-        from huggingface_hub.utils._http import hf_raise_for_status
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
 
         remote = self.remote(path)
         if end > remote.size:

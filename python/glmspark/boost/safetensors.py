@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,7 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> byt
     return len(text).to_bytes(8, "little") + text
 
 
-def write(
-    path: Path, chunks: Iterable[bytes], advance: Callable[[int], None]
-) -> Hashes:
+def write(path: Path, chunks: Iterable[bytes]) -> Hashes:
     """Write ``chunks`` to the new file ``path``, synced; its size and sha256."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
@@ -70,7 +68,6 @@ def write(
             file.write(chunk)
             digest.update(chunk)
             size += len(chunk)
-            advance(len(chunk))
         file.flush()
         os.fsync(file.fileno())
     return Hashes(size, digest.hexdigest())
@@ -91,7 +88,7 @@ def is_finite(data: bytes) -> bool:
 
 def copy(path: Path, rows: Mapping[str, tuple[Path, Tensor]]) -> Hashes:
     """Write the tensors ``rows`` (name -> file and place) to the new file ``path``."""
-    sizes = {n: (t.dtype, t.shape, t.end - t.start) for n, (_, t) in rows.items()}
+    sizes = {n: (t.dtype, t.shape, t.size) for n, (_, t) in rows.items()}
 
     def chunks() -> Iterator[bytes]:
         yield header_bytes(sizes)
@@ -106,4 +103,4 @@ def copy(path: Path, rows: Mapping[str, tuple[Path, Tensor]]) -> Hashes:
                     left -= len(data)
                     yield data
 
-    return write(path, chunks(), lambda _count: None)
+    return write(path, chunks())

@@ -75,6 +75,14 @@ class Work:
         finally:
             shutil.rmtree(folder)
 
+    @contextmanager
+    def disk(self) -> Iterator[None]:
+        """Turn a failed write inside into what the user has to know."""
+        try:
+            yield
+        except OSError as error:
+            raise part.disk_error(error, self.store) from error
+
     def _sync(self) -> None:
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

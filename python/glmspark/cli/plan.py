@@ -34,6 +34,7 @@ def command(
 
     The same plan is carried out by `start`; secrets are masked.
     """
+    from glmspark.boost.folders import of_kit
     from glmspark.engine import engine_paths
     from glmspark.paths import kit_paths
 
@@ -41,7 +42,9 @@ def command(
     if memory:
         show_memory(settings.kit, node_memory, as_json=as_json)
         return
-    engine = engine_paths(settings.kit, kit_paths(settings.kit))
+    paths = kit_paths(settings.kit)
+    of_kit(settings.kit, paths, must_exist=True)
+    engine = engine_paths(settings.kit, paths)
     show_plan(build_plan(settings.kit, Goal.START, engine), as_json=as_json)
 
 

@@ -14,6 +14,7 @@ from glmspark.serving.profiles import (
     Profile,
     difference,
     load_profile,
+    own_profile_names,
     profile_names,
 )
 
@@ -39,7 +40,8 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="for programs")
 def list_(*, as_json: bool) -> None:
     """Every profile with its one line."""
-    profiles = [load_profile(name) for name in profile_names()]
+    names = profile_names() + own_profile_names()
+    profiles = [load_profile(name) for name in names]
     if as_json:
         click.echo(json.dumps([_plain(p) for p in profiles], indent=1))
         return
@@ -115,5 +117,5 @@ def build(
         outcome = building.build(job)
     data = outcome.to_json(job.store.root)
     lines = [f"{key}: {value}" for key, value in outcome.figures.items()]
-    lines += [f"{outcome.word}: {outcome.built.target.ref}"]
+    lines += [f"{outcome.word}: {one.ref}" for one in outcome.built.parts.values()]
     click.echo(json.dumps(data, indent=1) if as_json else "\n".join(lines))

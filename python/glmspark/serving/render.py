@@ -85,7 +85,7 @@ def check_dense(topo: Topology, engine: Engine) -> None:
 
 
 def transplant_config(spec: Mapping[str, Any], serving: Serving) -> dict[str, Any]:
-    """Value of the loader's ``transplant`` (overlay/vllm/0009): where, layers, tensors.
+    """Value of the loader's ``transplant`` (overlay/vllm/0008): where, layers, tensors.
 
     Raises ConfigError for a profile without a donor: no fall-back, no guess.
     """
@@ -93,7 +93,7 @@ def transplant_config(spec: Mapping[str, Any], serving: Serving) -> dict[str, An
         raise ConfigError(
             "the transplant profile names no donor repository, or it is not here",
             hint="copy the profile, set transplant.repository and .revision, then "
-            "glmspark weights fetch",
+            "glmspark profile build",
         )
     return {
         "folder": serving.donor_dir,

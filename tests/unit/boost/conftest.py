@@ -1,4 +1,4 @@
-"""A tiny EXL3 target, a pack with its dense layers, a drafter, and a Hub with ranges."""
+"""A tiny EXL3 target, a pack of its dense layers, a drafter; a Hub with ranges."""
 
 from __future__ import annotations
 
@@ -177,6 +177,7 @@ class Desk:
             (self.tmp / folder).mkdir()
         self.write_profile()
         self.spec = {
+            "name": "speed-boost",
             "profile": str(self.tmp / "profile.toml"),
             "base": f"{TARGET}@{TARGET_REV}",
             "store": str(self.tmp / "store"),
@@ -223,7 +224,7 @@ class Desk:
 
     @staticmethod
     def end(child: subprocess.Popen[str]) -> Ran:
-        out, err = child.communicate(timeout=120)
+        out, err = child.communicate(timeout=400)
         return Ran(child.returncode, json.loads(out) if out else {}, err)
 
     def run(self, **changes: Any) -> Ran:
@@ -239,7 +240,9 @@ class Desk:
         return sorted((self.tmp / "store/builds").glob("*/[!.]*.*"))
 
 
-def put(store: Store, folder: Path, files: dict[str, bytes], manifest: Manifest) -> None:
+def put(
+    store: Store, folder: Path, files: dict[str, bytes], manifest: Manifest
+) -> None:
     folder.mkdir()
     for name, data in files.items():
         (folder / name).write_bytes(data)

@@ -16,24 +16,31 @@ from typing import Any
 from glmspark.boost import build as building
 from glmspark.boost import dense
 from glmspark.boost.guard import Guard
+from glmspark.boost.job import Job
 from glmspark.boost.ranges import Patience
 from glmspark.errors import GlmSparkError
 from glmspark.serving import boost, profiles
+from glmspark.weights import hub
 from glmspark.weights.progress import PlainProgress
 from glmspark.weights.store import Store
+
+
+def say(data: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(data) + "\n")
 
 
 def main(spec: dict[str, Any]) -> int:
     dense.PIECE_BYTES = spec["piece_bytes"]
     boost.MERGE_GAP_BYTES = spec["gap_bytes"]
+    hub.backoff_s = lambda failures, _asked: 0.1 * failures
     serving = Path(spec["serving"])  # holds the number of ranks, once there is one
     guard = Guard(
         Path(spec["states"]),
         lambda: int(serving.read_text()) if serving.exists() else 0,
         has_cuda=spec["has_cuda"],
     )
-    job = building.Job(
-        profile=profiles.parse("speed-boost", Path(spec["profile"]).read_text()),
+    job = Job(
+        profile=profiles.parse(spec["name"], Path(spec["profile"]).read_text()),
         base=spec["base"],
         store=Store.open(Path(spec["store"])),
         python=sys.executable,
@@ -47,14 +54,14 @@ def main(spec: dict[str, Any]) -> int:
     began = time.monotonic()
     try:
         if spec["dry_run"]:
-            print(json.dumps({"steps": building.steps(job)}))
+            say({"steps": building.steps(job)})
             return 0
         outcome = building.build(job)
     except GlmSparkError as error:
-        print(json.dumps({"error": str(error), "hint": error.hint}))
+        say({"error": str(error), "hint": error.hint})
         return error.exit_code
     data = outcome.to_json(job.store.root)
-    print(json.dumps(data | {"seconds": time.monotonic() - began}))
+    say(data | {"seconds": time.monotonic() - began})
     return 0
 
 
