@@ -171,6 +171,7 @@ class Desk:
     env: dict[str, str]
     profile_text: str = ""
     spec: dict[str, Any] = field(default_factory=dict)
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for folder in ("states", "home"):
@@ -213,7 +214,7 @@ class Desk:
     def start(self, **changes: Any) -> subprocess.Popen[str]:
         path = self.tmp / f"job-{os.urandom(4).hex()}.json"
         path.write_text(json.dumps(self.spec | changes))
-        return subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("driver.py")), str(path)],
             env=self.env,
             cwd=self.tmp,
@@ -221,6 +222,8 @@ class Desk:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.children.append(child)
+        return child
 
     @staticmethod
     def end(child: subprocess.Popen[str]) -> Ran:
@@ -258,7 +261,7 @@ def hub(inputs: Inputs) -> Iterator[RangeHub]:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, inputs: Inputs, hub: RangeHub) -> Desk:
+def desk(tmp_path: Path, inputs: Inputs, hub: RangeHub) -> Iterator[Desk]:
     env = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG")}
     path = os.pathsep.join(str(ROOT / part) for part in ("python", "overlay", "."))
     env |= {"HOME": str(tmp_path / "home"), "PYTHONPATH": path, "HF_ENDPOINT": hub.url}
@@ -267,4 +270,8 @@ def desk(tmp_path: Path, inputs: Inputs, hub: RangeHub) -> Desk:
     put(store, tmp_path / "target", inputs.target, target)
     drafter = manifest_of(inputs.drafter, DRAFT, DRAFT_REV, license="no derivatives")
     put(store, tmp_path / "drafter", inputs.drafter, drafter)
-    return Desk(tmp_path, env)
+    made = Desk(tmp_path, env)
+    yield made
+    for child in made.children:  # what a failed test left
+        child.kill()
+        child.communicate()
