@@ -28,6 +28,10 @@ in
       };
     };
   };
+  # one manager for each link: dhcpcd, NixOS' default, or NetworkManager, where a host enables it, would ask for an
+  # address on the cable too and take ours away
+  networking.useNetworkd = lib.mkDefault true;
+  networking.networkmanager.unmanaged = [ "interface-name:${site.fabric.interface}" ];
   networking.hosts = lib.listToAttrs (
     map (n: lib.nameValuePair n.fabric [ "${n.name}-fabric" ]) cfg.settings.nodes
   );

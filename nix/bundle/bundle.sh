@@ -1,4 +1,5 @@
-# bundle.sh DIR [MANIFEST...]: $KIT's closure as a file cache, $IMAGE as an archive, weights manifests, checksums.
+# bundle.sh DIR [MANIFEST...]: $KIT's closure as a file cache, $IMAGE as an archive, weights manifests, checksums,
+# and the kind of machine ($SYSTEM) that they are for.
 set -euo pipefail
 dir=${1:?usage: bundle DIR [weights.lock.json ...]}
 shift
@@ -11,6 +12,7 @@ echo "closure of $KIT ..." >&2
 nix copy --extra-experimental-features nix-command --no-check-sigs \
   --to "file://$(realpath "$dir")/cache?compression=none" "$KIT"
 echo "$KIT" > "$dir/closure"
+echo "$SYSTEM" > "$dir/system"
 echo "image ..." >&2
 "$IMAGE" > "$dir/image.tar"
 for manifest in "$@"; do cp "$manifest" "$dir/manifests/"; done

@@ -2,6 +2,7 @@
 {
   lib,
   coreutils,
+  findutils,
   glmspark,
   glmspark-image,
   nix,
@@ -25,10 +26,11 @@ writeShellApplication {
   name = "glmspark-bundle";
   runtimeInputs = [
     coreutils
+    findutils
     nix
   ];
   text = ''
-    export KIT=${kit} IMAGE=${image} INSTALL=${./install.sh}
+    export KIT=${kit} IMAGE=${image} INSTALL=${./install.sh} SYSTEM=${stdenv.hostPlatform.system}
     exec bash ${./bundle.sh} "$@"
   '';
 }

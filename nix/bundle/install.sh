@@ -9,6 +9,11 @@ cd "$here"
 sha256sum --quiet --strict -c SHA256SUMS ||
   fail "files of the bundle are damaged (listed above)" "copy the bundle again" 7
 
+# an image of another machine loads without a word and then ends with "exec format error"
+machine=$(uname -m)-linux system=$(cat system)
+[ "$machine" = "$system" ] ||
+  fail "this bundle is for $system, this host is $machine" "write a bundle on a machine of that kind; Sparks are aarch64" 4
+
 how=${1:-}
 if [ -z "$how" ]; then
   for tool in nix podman docker; do

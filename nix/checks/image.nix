@@ -1,5 +1,6 @@
 # The image around a stub engine: its layers, user, labels and folders, the same bytes twice, and OCI tools read it.
 {
+  glmspark-bundle,
   glmspark-image,
   jq,
   lib,
@@ -17,6 +18,11 @@ runCommand "check-image"
       jq
       skopeo
     ];
+    # a bundle that an air-gapped host can install in seconds: tests/nix/test_bundle.py
+    passthru = {
+      inherit image;
+      bundle = glmspark-bundle.override { engine = stubEngine; };
+    };
   }
   ''
     ${image} > first.tar

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
-import subprocess
 import sys
-import sysconfig
 import tempfile
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_exl3 import kernel_file
-from vllm_exl3.errors import Exl3ConfigError, Exl3Error
+from vllm_exl3.errors import Exl3ConfigError, exit_status
+from vllm_exl3.files import locked, write_text
 from vllm_exl3.tables import Codebook
+from vllm_exl3.toolchain import Toolchain, toolchain
+from vllm_exl3.upstream import check_hash, fetch, patches_in, run, unpack
 
 HERE = Path(__file__).parent
 CSRC = HERE / "csrc"
-SOURCES = HERE / "sources.json"
 UNITS = (
     "quant/reconstruct.cu",
     "quant/hadamard.cu",
@@ -43,79 +41,23 @@ LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python", "c10_cuda", "torch_cud
 
 
 @dataclass(frozen=True)
-class Toolchain:
-    """The compilers and torch that a build is for."""
-
-    nvcc: str
-    archs: tuple[str, ...]
-    torch_version: str
-    includes: tuple[Path, ...]
-    libraries: tuple[Path, ...]
-
-    def gencode(self) -> list[str]:
-        """Nvcc's target flags for ``archs`` such as ``12.1a``; machine code only."""
-        flags = []
-        for arch in self.archs:
-            name = arch.replace(".", "")
-            flags.append(f"-gencode=arch=compute_{name},code=sm_{name}")
-        return flags
-
-
-@dataclass(frozen=True)
 class Options:
-    """What to build: rate and codebook of the kernels, and how wide."""
+    """What to build: rate and codebook of the kernels, and how many jobs at once.
+
+    Raises ``Exl3ConfigError`` for a rate that exllamav3 has no kernels of.
+    """
 
     bits: int
     codebook: Codebook
     jobs: int
 
-
-def fetch(folder: Path) -> Path:
-    """exllamav3's pinned file, downloaded into ``folder`` by pip and hash-checked."""
-    pin = json.loads(SOURCES.read_text())
-    wanted = folder / str(pin["file"])
-    if not wanted.exists():
-        requirement = f"{pin['name']}=={pin['version']}"
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        run([*command, "--dest", str(folder), requirement], "downloading exllamav3")
-    check_hash(wanted, pin["sha256"])
-    return wanted
-
-
-def check_hash(path: Path, sha256: str) -> None:
-    """Nothing, or an ``Exl3Error`` when a file is not the pinned one."""
-    seen = hashlib.sha256(path.read_bytes()).hexdigest()
-    if seen != sha256:
-        raise Exl3Error(
-            f"{path} has sha256 {seen}, needed {sha256}",
-            hint="delete it and build again, or pass --source with the pinned file",
-        )
-
-
-def patches_in(folder: Path) -> list[Path]:
-    """The patches of a folder; ``Exl3ConfigError`` when it holds none.
-
-    An installed package has none beside it, and unpatched kernels would clamp SwiGLU
-    differently without a word.
-    """
-    found = sorted(folder.glob("*.patch"))
-    if not found:
-        raise Exl3ConfigError(
-            f"{folder} holds no patch for exllamav3",
-            hint="pass --patches with the folder overlay/exllamav3 of the sources",
-        )
-    return found
-
-
-def unpack(archive: Path, folder: Path, patches: list[Path]) -> Path:
-    """The extension's source folder, patched; each patch must apply exactly."""
-    with zipfile.ZipFile(archive) as file:
-        file.extractall(folder)
-    for patch in sorted(patches):
-        command = ["patch", "--strip=1", "--fuzz=0", "--batch", f"--input={patch}"]
-        run([*command, f"--directory={folder}"], f"applying {patch.name}")
-    subfolder: str = json.loads(SOURCES.read_text())["subfolder"]
-    return folder / subfolder
+    def __post_init__(self) -> None:
+        name = self.codebook.label
+        if self.bits not in range(1, 9) or self.codebook not in kernel_file.CODEBOOKS:
+            raise Exl3ConfigError(
+                f"no kernels for K = {self.bits}, codebook {name}",
+                hint="they exist for K = 1 to 8 of mcg and mul1",
+            )
 
 
 def stub_source(options: Options) -> str:
@@ -156,21 +98,15 @@ def units(source: Path, generated: Path, options: Options) -> list[Path]:
     names = [u.format(bits=options.bits, codebook=int(options.codebook)) for u in UNITS]
     own = sorted(p for p in CSRC.iterdir() if p.suffix in {".cu", ".cpp"})
     stubs = generated / "stubs.cu"
-    stubs.write_text(stub_source(options))
+    write_text(stubs, stub_source(options))
     return [*(source / name for name in names), *own, stubs]
 
 
 def fingerprint(source: Path, tools: Toolchain, options: Options) -> str:
     """A hash of everything that an object's content depends on."""
     digest = hashlib.sha256()
-    version = run([tools.nvcc, "--version"], "asking nvcc for its version")
-    facts = [
-        version,
-        tools.torch_version,
-        *tools.gencode(),
-        *NVCC_FLAGS.split(),
-        repr(options),
-    ]
+    facts = [*tools.identity(), *NVCC_FLAGS.split(), repr(options.bits)]
+    facts.append(options.codebook.name)
     digest.update("\0".join(facts).encode())
     for folder in (source, CSRC):
         for path in sorted(folder.rglob("*.*")):
@@ -199,100 +135,102 @@ def compile_command(
     return [*command, *language, "-c", str(unit), "-o", str(out)]
 
 
+def compile_all(
+    source: Path, objects: Path, tools: Toolchain, options: Options
+) -> list[Path]:
+    """The object of every unit; those that are in the folder are taken as they are."""
+
+    def compile_one(unit: Path) -> Path:
+        target = objects / f"{unit.name}.o"
+        if not target.exists():
+            part = target.with_suffix(".part")
+            command = compile_command(unit, part, source, tools, options)
+            run(command, f"compiling {unit.name}")
+            part.rename(target)
+        return target
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        return list(pool.map(compile_one, units(source, objects, options)))
+
+
+def link(objects: list[Path], library: Path, tools: Toolchain) -> None:
+    """The shared library of the objects."""
+    command = [tools.nvcc, "-shared", *tools.gencode(), *map(str, objects)]
+    for folder in tools.libraries:
+        command += [f"-L{folder}", "-Xlinker", f"-rpath={folder}"]
+        # A CPU build of torch has no CUDA libraries; such a link is for checking only.
+        found = (n for n in LIBRARIES if (folder / f"lib{n}.so").exists())
+        command += [f"-l{name}" for name in found]
+    run([*command, "-o", str(library)], "linking")
+
+
 def build(
     source: Path, cache: Path, out: Path, tools: Toolchain, options: Options
 ) -> Path:
-    """The compiled extension in ``out``, with the manifest that its loader checks."""
+    """The compiled extension in ``out``, with the manifest that its loader checks.
+
+    One build at a time in a cache and in an output folder. There is no manifest while
+    the library is replaced, so a build that is cut short leaves nothing that loads.
+    """
     mark = fingerprint(source, tools, options)
-    objects = cache / mark[:32]
-    objects.mkdir(parents=True, exist_ok=True)
-    jobs = [(u, objects / f"{u.name}.o") for u in units(source, objects, options)]
-
-    def compile_one(job: tuple[Path, Path]) -> None:
-        unit, target = job
-        if target.exists():
-            return
-        part = target.with_suffix(".part")
-        command = compile_command(unit, part, source, tools, options)
-        run(command, f"compiling {unit.name}")
-        part.rename(target)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(compile_one, jobs))
-    out.mkdir(parents=True, exist_ok=True)
-    library = out / kernel_file.LIBRARY
-    link = [tools.nvcc, "-shared", *tools.gencode(), *(str(o) for _, o in jobs)]
-    for folder in tools.libraries:
-        link += [f"-L{folder}", "-Xlinker", f"-rpath={folder}"]
-        # A CPU build of torch has no CUDA libraries; such a link is for checking only.
-        link += [f"-l{n}" for n in LIBRARIES if (folder / f"lib{n}.so").exists()]
-    run([*link, "-o", str(library)], "linking")
-    kernel_file.Manifest(
-        tools.torch_version, tools.archs, options.bits, int(options.codebook), mark
-    ).write(out)
+    with locked(cache, out):
+        objects = cache / mark[:32]
+        objects.mkdir(exist_ok=True)
+        made = compile_all(source, objects, tools, options)
+        library = out / kernel_file.LIBRARY
+        part = out / f"{kernel_file.LIBRARY}.part"
+        link(made, part, tools)
+        (out / kernel_file.MANIFEST).unlink(missing_ok=True)
+        part.replace(library)
+        kernel_file.Manifest(
+            tools.torch_version, tools.archs, options.bits, int(options.codebook), mark
+        ).write(out)
     return library
 
 
-def run(command: list[str], what: str) -> str:
-    """A command's stdout; ``Exl3Error`` with the end of its stderr when it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise Exl3Error(f"{what}: no program {command[0]}", exit_code=5) from error
-    if done.returncode:
-        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
-        raise Exl3Error(
-            f"{what} failed with status {done.returncode}:\n{tail}", exit_code=5
-        )
-    return done.stdout
+def positive(text: str) -> int:
+    """A number of jobs, as argparse wants it."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return int(text)
 
 
-def toolchain(nvcc: str, archs: str) -> Toolchain:
-    """The toolchain of this Python's torch; archs as in TORCH_CUDA_ARCH_LIST."""
-    import torch
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser("vllm_exl3.build", description=__doc__)
+    default = os.environ.get("TORCH_CUDA_ARCH_LIST", "12.1a")
+    found.add_argument("--arch", default=default, help="capabilities (%(default)s)")
+    found.add_argument("--nvcc", default=os.environ.get("NVCC", "nvcc"))
+    found.add_argument("--source", type=Path, help="exllamav3's pinned wheel")
+    found.add_argument("--patches", type=Path, default=HERE.parent / "exllamav3")
+    found.add_argument("--cache", type=Path, default=kernel_file.cache_folder())
+    found.add_argument("--out", type=Path, default=kernel_file.default_folder())
+    found.add_argument("--bits", type=int, default=4, choices=range(1, 9))
+    names = [codebook.label for codebook in kernel_file.CODEBOOKS]
+    found.add_argument("--codebook", default="mcg", choices=names)
+    found.add_argument("--jobs", type=positive, default=os.cpu_count() or 1)
+    return found
 
-    wanted = tuple(archs.replace(";", " ").split())
-    if not wanted or any(not a.rstrip("af").replace(".", "").isdigit() for a in wanted):
-        raise Exl3ConfigError(
-            f"arch list {archs!r} is no list of capabilities such as 12.1a"
-        )
-    base = Path(torch.__file__).parent
-    includes = [base / "include", base / "include/torch/csrc/api/include"]
-    includes.append(Path(sysconfig.get_paths()["include"]))
-    site = base.parent / "nvidia"
-    includes += sorted(p for p in site.glob("*/include") if p.is_dir())
-    return Toolchain(nvcc, wanted, torch.__version__, tuple(includes), (base / "lib",))
+
+def command(args: argparse.Namespace) -> None:
+    """Build as the arguments say; the library's path goes to stdout."""
+    tools = toolchain(args.nvcc, args.arch)
+    options = Options(args.bits, Codebook.from_name(args.codebook), args.jobs)
+    patches = patches_in(args.patches)
+    tools.identity()  # no compiler: say so before anything is downloaded
+    with locked(args.cache):
+        archive = args.source or fetch(args.cache)
+    check_hash(archive)
+    with tempfile.TemporaryDirectory() as folder:
+        source = unpack(archive, Path(folder), patches)
+        library = build(source, args.cache, args.out, tools, options)
+    sys.stdout.write(f"{library}\n")
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; 0 when the library's path is on stdout."""
-    parser = argparse.ArgumentParser("vllm_exl3.build", description=__doc__)
-    default = os.environ.get("TORCH_CUDA_ARCH_LIST", "12.1a")
-    parser.add_argument("--arch", default=default, help="capabilities (%(default)s)")
-    parser.add_argument("--nvcc", default=os.environ.get("NVCC", "nvcc"))
-    parser.add_argument("--source", type=Path, help="exllamav3's pinned wheel")
-    parser.add_argument("--patches", type=Path, default=HERE.parent / "exllamav3")
-    parser.add_argument("--cache", type=Path, default=kernel_file.cache_folder())
-    parser.add_argument("--out", type=Path, default=kernel_file.default_folder())
-    parser.add_argument("--bits", type=int, default=4)
-    parser.add_argument("--codebook", default="mcg")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    args = parser.parse_args(argv)
-    try:
-        tools = toolchain(args.nvcc, args.arch)
-        options = Options(args.bits, Codebook.from_name(args.codebook), args.jobs)
-        args.cache.mkdir(parents=True, exist_ok=True)
-        archive = args.source or fetch(args.cache)
-        check_hash(archive, json.loads(SOURCES.read_text())["sha256"])
-        with tempfile.TemporaryDirectory() as folder:
-            patches = patches_in(args.patches)
-            source = unpack(archive, Path(folder), patches)
-            library = build(source, args.cache, args.out, tools, options)
-    except Exl3Error as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    sys.stdout.write(f"{library}\n")
-    return 0
+    args = parser().parse_args(argv)
+    return exit_status(lambda: command(args))
 
 
 if __name__ == "__main__":

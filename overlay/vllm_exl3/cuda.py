@@ -15,6 +15,7 @@ from vllm_exl3 import dispatch, fallback, kernel_file
 from vllm_exl3.dispatch import Kernels, Limits, Shape, Tier
 from vllm_exl3.errors import Exl3ConfigError, Exl3Error
 from vllm_exl3.schema import Rate
+from vllm_exl3.tables import Codebook
 
 MAX_LINEAR_ROWS = 4096
 
@@ -81,15 +82,27 @@ def _coop_buffers(shape: Shape, device: torch.device) -> list[Tensor]:
     return [torch.zeros(s, dtype=dtype, device=device) for s, dtype in kinds]
 
 
+def require_kernels(tensor: Tensor, rate: Rate, what: str) -> None:
+    """``require_rate`` when ``tensor`` is on a GPU; before any weight is read."""
+    if tensor.is_cuda:
+        require_rate(rate, what)
+
+
 def require_rate(rate: Rate, what: str) -> ModuleType:
     """The extension, or an ``Exl3Error`` when it was built for another rate."""
+    asked = f"{what} is K = {rate.bits:g} {rate.codebook.label}"
+    if rate.bits != int(rate.bits) or rate.codebook not in kernel_file.CODEBOOKS:
+        raise Exl3Error(
+            f"{asked}, which no GPU kernel reads",
+            hint="they exist for K = 1 to 8 of mcg and mul1",
+        )
     manifest = kernel_file.Manifest.read(kernel_file.default_folder())
     if (manifest.bits, manifest.codebook) != (rate.bits, int(rate.codebook)):
         raise Exl3Error(
-            f"{what} is K = {rate.bits} {rate.codebook.name.lower()}; the EXL3 kernels "
-            f"were built for K = {manifest.bits}, codebook {manifest.codebook}",
+            f"{asked}; the EXL3 kernels were built for K = {manifest.bits} "
+            f"{Codebook(manifest.codebook).label}",
             hint=f"{kernel_file.REBUILD} --bits {rate.bits:g} "
-            f"--codebook {rate.codebook.name.lower()}",
+            f"--codebook {rate.codebook.label}",
         )
     return kernel_file.load()
 
@@ -115,6 +128,7 @@ class CudaExperts:
     def of_layer(cls, layer: Any, rate: Rate) -> CudaExperts:
         """The experts of a loaded vLLM layer; reserves scratch for its longest call."""
         from vllm.config import get_current_vllm_config
+        from vllm.logger import init_logger
 
         kernels = require_rate(rate, layer.layer_name)
         names = ("trellis", "suh", "svh")
@@ -126,8 +140,11 @@ class CudaExperts:
         experts.swiglu_limit = layer.swiglu_limit or 0.0
         if expert_map is not None:
             experts.expert_map = expert_map.to(torch.int32).contiguous()
-        scheduler = get_current_vllm_config().scheduler_config
-        experts.reserve(scheduler.max_num_batched_tokens)
+        tokens = get_current_vllm_config().scheduler_config.max_num_batched_tokens
+        experts.reserve(tokens)
+        # A name below vLLM's own, since only its loggers write.
+        report = dispatch.scratch_report(tokens, experts.shape, limits())
+        init_logger("vllm.exl3").info_once(report)
         return experts
 
     @classmethod

@@ -203,3 +203,9 @@ def scratch_bytes(max_tokens: int, shape: Shape, limits: Limits) -> int:
     if limits.kernels is Kernels.OWN:
         return total + grouped_bytes(min(max_tokens, limits.pass_tokens), shape)
     return total + fused_bytes(shape, limits)
+
+
+def scratch_report(max_tokens: int, shape: Shape, limits: Limits) -> str:
+    """``scratch_bytes`` in GiB, as an engine's log says it."""
+    gib = scratch_bytes(max_tokens, shape, limits) / 2**30
+    return f"EXL3 scratch of this rank: {gib:.2f} GiB, for steps of {max_tokens} tokens"

@@ -32,10 +32,19 @@ def counts(
     """
     if limits.kernels is Kernels.OWN or capturing or len(ids) <= limits.fused_rows:
         return None
-    flat = local_ids(experts, ids)
-    found = torch.bincount(flat, minlength=experts.shape.experts + 1)
-    values: list[int] = found[: experts.shape.experts].tolist()
+    values: list[int] = rows_of(experts, local_ids(experts, ids))[:-1].tolist()
     return values
+
+
+def rows_of(experts: CudaExperts, flat: Tensor) -> Tensor:
+    """The rows of each expert, int64 [experts + 1]; the last are other ranks'.
+
+    Not ``torch.bincount``, which waits for the device and cannot be captured.
+    """
+    found = torch.zeros(
+        experts.shape.experts + 1, dtype=torch.int64, device=flat.device
+    )
+    return found.scatter_add_(0, flat, torch.ones_like(flat))
 
 
 def run(  # noqa: PLR0913, PLR0917 (one call's tensors)
@@ -51,7 +60,7 @@ def run(  # noqa: PLR0913, PLR0917 (one call's tensors)
     half = x.to(torch.float16)
     flat = local_ids(experts, ids)
     order = torch.argsort(flat)
-    found = torch.bincount(flat, minlength=experts.shape.experts + 1)
+    found = rows_of(experts, flat)
     if step.fat:
         dispatch.check_nothing_skipped(step, found[:-1].tolist())
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -59,9 +68,7 @@ def run(  # noqa: PLR0913, PLR0917 (one call's tensors)
     gains = weights.flatten()[order].to(torch.float16)
     fused(experts, step.rows, arena, half, (found, token, gains), total)
     for expert in step.fat:
-        rows = torch.where(ids.flatten()[order].new_tensor(0) + flat[order] == expert)[
-            0
-        ]
+        rows = torch.where(flat[order] == expert)[0]
         part = dense_expert(experts, expert, half[token[rows]])
         total.index_add_(0, token[rows], part * gains[rows, None].float())
     out.copy_(total)

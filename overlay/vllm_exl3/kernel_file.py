@@ -5,17 +5,25 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from vllm_exl3.errors import Exl3Error
+from vllm_exl3.files import write_text
+from vllm_exl3.tables import Codebook
 
 MODULE = "vllm_exl3_kernels"
 LIBRARY = f"{MODULE}.so"
 MANIFEST = f"{MODULE}.json"
 REBUILD = "python -m vllm_exl3.build"
+# Capabilities as TORCH_CUDA_ARCH_LIST and nvcc's targets spell them: 12.1a, 9.0.
+ARCH = re.compile(r"\d{1,2}\.\d[af]?")
+# exllamav3's MoE kernels know no other.
+CODEBOOKS = (Codebook.MCG, Codebook.MUL1)
 
 
 @dataclass(frozen=True)
@@ -34,22 +42,34 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Into ``folder``, as JSON."""
-        text = json.dumps(asdict(self), indent=2)
-        (folder / MANIFEST).write_text(text + "\n")
+        write_text(folder / MANIFEST, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """From ``folder``; ``Exl3Error`` when absent or unreadable."""
         path = folder / MANIFEST
         try:
-            data = json.loads(path.read_text())
-            return cls(**{**data, "archs": tuple(data["archs"])})
+            found = cls.of_json(json.loads(path.read_text()))
         except FileNotFoundError as error:
             raise Exl3Error(
                 f"the EXL3 kernels are not built: {path} is absent", hint=REBUILD
             ) from error
+        except OSError as error:
+            raise Exl3Error(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, TypeError, KeyError) as error:
             raise Exl3Error(f"{path} is no manifest: {error}", hint=REBUILD) from error
+        return found
+
+    @classmethod
+    def of_json(cls, data: Any) -> Manifest:
+        """The manifest of parsed JSON; ValueError, TypeError or KeyError when none."""
+        found = cls(**{**data, "archs": tuple(data["archs"])})
+        for arch in found.archs:
+            if not ARCH.fullmatch(arch):
+                raise ValueError(f"{arch!r} is no capability")
+        if not isinstance(found.torch, str) or found.codebook not in set(Codebook):
+            raise ValueError(f"torch {found.torch!r}, codebook {found.codebook!r}")
+        return found
 
     def check(self, torch: str, capability: tuple[int, int]) -> None:
         """Nothing, or an ``Exl3Error`` for another torch or another GPU.

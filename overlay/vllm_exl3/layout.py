@@ -112,5 +112,5 @@ def check_marker(name: str, value: int, rate: Rate) -> None:
     if value != rate.codebook.marker:
         raise Exl3Error(
             f"{name} holds {value}, needed {rate.codebook.marker} "
-            f"({rate.codebook.name.lower()})"
+            f"({rate.codebook.label})"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 from torch.nn import Parameter, functional
 from vllm.model_executor.layers.linear import LinearMethodBase, QKVParallelLinear
 
+from vllm_exl3 import cuda, layout, loader
 from vllm_exl3 import format as exl3
-from vllm_exl3 import layout, loader
-from vllm_exl3.errors import Exl3Error
+from vllm_exl3.errors import Exl3ConfigError, Exl3Error
 from vllm_exl3.layout import LinearLayout, Split
 from vllm_exl3.schema import Rate
 from vllm_exl3.tables import TILE, Codebook
@@ -30,8 +31,12 @@ class Exl3LinearMethod(LinearMethodBase):
     the marker int32 [parts].
     """
 
-    def __init__(self, rate: Rate, *, ignores_native: bool = False) -> None:
+    def __init__(
+        self, rate: Rate, names: Sequence[str], *, ignores_native: bool = False
+    ) -> None:
+        """``names``: the checkpoint's layers, without their parent, in their order."""
         self.rate = rate
+        self.names = names
         self.ignores_native = ignores_native
 
     def create_weights(  # noqa: PLR0913, PLR0917 (vLLM's signature)
@@ -46,25 +51,34 @@ class Exl3LinearMethod(LinearMethodBase):
     ) -> None:
         """Register the parameters above; ``Exl3ConfigError`` for cut blocks."""
         del extra_weight_attrs
-        ranks = layer.tp_size
         by_rows = input_size_per_partition != input_size
-        layout.check_split(
-            f"{layer.prefix}: input", input_size, ranks if by_rows else 1
-        )
-        for size in output_partition_sizes:
-            layout.check_split(f"{layer.prefix}: output of a rank", size, 1)
-        layer.exl3_params_dtype = params_dtype
-        layer.exl3_parts = list(output_partition_sizes)
         layer.exl3_cut = "rows" if by_rows else "columns"
         if not by_rows and sum(output_partition_sizes) == output_size:
             layer.exl3_cut = ""
-        parts = range(len(output_partition_sizes))
+        layer.exl3_parts = list(output_partition_sizes)
+        self._check_sizes(layer, input_size)
+        layer.exl3_params_dtype = params_dtype
         layer.exl3_ledger = loader.Ledger(
             layer.prefix,
             layer.tp_rank,
-            loader.needed_keys([None], [f"part{i}" for i in parts], self.rate),
+            loader.needed_keys([None], self.names, self.rate),
         )
         self._register(layer, input_size_per_partition)
+        cuda.require_kernels(layer.trellis, self.rate, layer.prefix)
+
+    def _check_sizes(self, layer: Layer, rows: int) -> None:
+        """Every part is known by name, and no rank cuts a Hadamard block."""
+        if len(self.names) != len(layer.exl3_parts):
+            raise Exl3ConfigError(
+                f"{layer.prefix} fuses {len(layer.exl3_parts)} layers, of which this "
+                f"package knows {', '.join(self.names)}: it cannot be EXL3"
+            )
+        ranks = layer.tp_size if layer.exl3_cut == "rows" else 1
+        layout.check_split(f"{layer.prefix}: input", rows, ranks)
+        for part, size in enumerate(layer.exl3_parts):
+            ranks = _ranks(layer, part) if layer.exl3_cut == "columns" else 1
+            what = f"{layer.prefix}: output of {self.names[part]}"
+            layout.check_split(what, size * ranks, ranks)
 
     def _register(self, layer: Layer, rows: int) -> None:
         columns, count = sum(layer.exl3_parts), len(layer.exl3_parts)
@@ -91,14 +105,15 @@ class Exl3LinearMethod(LinearMethodBase):
         key = name if name in layout.DTYPES else "marker"
 
         def load(param: Tensor, loaded: Tensor, shard_id: ShardId = None) -> None:
-            part = SHARDS[shard_id]
-            where = (None, f"part{part}", key)
-            target = getattr(layer, name) if signs else param
-            values = exl3.unpack_signs(loaded) if signs else loaded
+            part, ledger = SHARDS[shard_id], layer.exl3_ledger
             shape, at = _shape(layer, self.rate, part)
-            label = layer.exl3_ledger.name(where)
+            named = loader.field_name(key, self.rate, old=signs)
+            label = ledger.name((None, self.names[part], named))
+            values = loader.signs(label, key, loaded, shape) if signs else loaded
             values = loader.take(label, key, values, shape, at)
-            layer.exl3_ledger.record(where)
+            field = loader.field_name(key, self.rate)
+            ledger.record((None, self.names[part], field))
+            target = getattr(layer, name) if signs else param
             _place(target.data, key, layer.exl3_parts, part).copy_(values)
 
         return load
@@ -109,9 +124,7 @@ class Exl3LinearMethod(LinearMethodBase):
         for name in [n for n, p in layer.named_parameters() if not p.numel()]:
             delattr(layer, name)
         if layer.trellis.is_cuda:
-            from vllm_exl3.cuda import CudaLinear
-
-            layer.exl3_cuda = CudaLinear.of_layer(layer, self.rate)
+            layer.exl3_cuda = cuda.CudaLinear.of_layer(layer, self.rate)
             return
         dense = [part.dense().T for part in _parts(layer, self.rate)]
         layer.exl3_dense = torch.cat(dense).to(layer.exl3_params_dtype)
@@ -136,16 +149,18 @@ def _parts(layer: Layer, rate: Rate) -> list[exl3.Exl3Linear]:
     return parts
 
 
-def _shape(layer: Layer, rate: Rate, part: int) -> tuple[LinearLayout, Split]:
-    """The whole layout of a part, and this rank's share of it.
-
-    A key or value head that several ranks share is cut over fewer ranks.
-    """
-    ranks, rank = layer.tp_size, layer.tp_rank
+def _ranks(layer: Layer, part: int) -> int:
+    """Over how many ranks a part is cut: several may share a key or value head."""
+    ranks: int = layer.tp_size
     if isinstance(layer, QKVParallelLinear) and part:
         ranks //= layer.num_kv_head_replicas
-        rank //= layer.num_kv_head_replicas
-    cut = layer.exl3_cut
+    return ranks
+
+
+def _shape(layer: Layer, rate: Rate, part: int) -> tuple[LinearLayout, Split]:
+    """The whole layout of a part, and this rank's share of it."""
+    ranks, cut = _ranks(layer, part), layer.exl3_cut
+    rank = layer.tp_rank * ranks // layer.tp_size
     rows = layer.suh.shape[1] * (ranks if cut == "rows" else 1)
     columns = layer.exl3_parts[part] * (ranks if cut == "columns" else 1)
     return LinearLayout(rows, columns, rate, cut), Split(rank, ranks)
@@ -178,7 +193,7 @@ def _refuser(layer: Layer, name: str, rate: Rate) -> Any:
     def refuse(param: Tensor, loaded: Tensor, shard_id: ShardId = None) -> None:  # noqa: ARG001
         raise Exl3Error(
             f"{layer.prefix}.{name} does not belong to a checkpoint whose config.json "
-            f"says codebook {rate.codebook.name.lower()}"
+            f"says codebook {rate.codebook.label}"
         )
 
     return refuse

@@ -19,7 +19,25 @@ SHOWN = 3
 
 def fields_of(rate: Rate) -> tuple[str, ...]:
     """The tensors of a linear layer in a checkpoint of this codebook."""
-    return ("trellis", "suh", "svh", *(["marker"] if rate.codebook.suffix else []))
+    return ("trellis", "suh", "svh", *filter(None, [rate.codebook.suffix]))
+
+
+def field_name(key: str, rate: Rate, *, old: bool = False) -> str:
+    """A key's name in a checkpoint: the marker's is its codebook's, ``su`` is old."""
+    if key == "marker":
+        return rate.codebook.suffix or key
+    return key.removesuffix("h") if old else key
+
+
+def signs(name: str, key: str, loaded: Tensor, shape: LinearLayout) -> Tensor:
+    """The ±1 scales fp16 of an old file's sign bitfield, after its checks."""
+    needed = shape.whole(key)[0] // 16
+    if loaded.dtype != torch.int16 or tuple(loaded.shape) != (needed,):
+        dtype = str(loaded.dtype).removeprefix("torch.")
+        raise Exl3Error(
+            f"{name} is {dtype} {list(loaded.shape)}, needed int16 [{needed}]"
+        )
+    return exl3.unpack_signs(loaded)
 
 
 def take(name: str, key: str, loaded: Tensor, shape: LinearLayout, at: Split) -> Tensor:
@@ -56,9 +74,7 @@ class Ledger:
         """The words that error messages use for a tensor."""
         expert, projection, part = key
         of = "" if expert is None else f"expert {expert} "
-        return f"{self.layer}: {of}{projection}.{part} (rank {self.rank})".replace(
-            "..", "."
-        )
+        return f"{self.layer}: {of}{projection}.{part} (rank {self.rank})"
 
     def record(self, key: tuple[int | None, str, str]) -> None:
         """Note a tensor, or raise when it has come before."""
@@ -109,35 +125,40 @@ class ExpertLoader:
             return LinearLayout(self.intermediate, self.hidden, self.rate, "rows")
         return LinearLayout(self.hidden, self.intermediate, self.rate, "columns")
 
-    def load(
-        self, param: Tensor, loaded: Tensor, key: str, shard_id: str, expert_id: int
+    def load(  # noqa: PLR0913 (vLLM's call and one word more)
+        self,
+        param: Tensor,
+        loaded: Tensor,
+        key: str,
+        shard_id: str,
+        expert_id: int,
+        *,
+        old: bool = False,
     ) -> bool:
-        """Copy one tensor into its place; False when the expert is another rank's."""
+        """Copy one tensor into its place; False when the expert is another rank's.
+
+        ``old``: ``loaded`` is an old file's ``su``/``sv`` sign bitfield.
+        """
         slot = self.local_id(expert_id)
         if slot < 0:
             return False
-        where = (expert_id, layout.PROJECTIONS[shard_id], key)
-        part = take(
-            self.ledger.name(where), key, loaded, self.shape(shard_id), self.split
-        )
-        self.ledger.record(where)
+        projection, shape = layout.PROJECTIONS[shard_id], self.shape(shard_id)
+        field = field_name(key, self.rate, old=old)
+        label = self.ledger.name((expert_id, projection, field))
+        if old:
+            loaded = signs(label, key, loaded, shape)
+        part = take(label, key, loaded, shape, self.split)
+        self.ledger.record((expert_id, projection, field_name(key, self.rate)))
         place = param.data[slot]
         if shard_id != "w2":
             place = place[0 if shard_id == "w1" else 1]
         place.copy_(part)
         return True
 
-    def load_signs(
-        self, param: Tensor, loaded: Tensor, key: str, shard_id: str, expert_id: int
-    ) -> bool:
-        """The same for an old file's ``su``/``sv`` sign bitfield."""
-        signs = exl3.unpack_signs(loaded)
-        return self.load(param, signs, key, shard_id, expert_id)
-
     def refuse(self, key: str, shard_id: str, expert_id: int) -> None:
         """Raise: a tensor came that a checkpoint of this codebook does not have."""
         where = (expert_id, layout.PROJECTIONS[shard_id], key)
         raise Exl3Error(
             f"{self.ledger.name(where)} does not belong to a checkpoint whose "
-            f"config.json says codebook {self.rate.codebook.name.lower()}"
+            f"config.json says codebook {self.rate.codebook.label}"
         )

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_exl3 import layout, stfile, tables
-from vllm_exl3.errors import Exl3Error
+from vllm_exl3.errors import Exl3ConfigError, Exl3Error
+from vllm_exl3.files import new_folder
 from vllm_exl3.schema import Rate
 from vllm_exl3.stfile import Raw
 
@@ -89,8 +90,8 @@ def make(  # noqa: PLR0913 (two folders and three knobs, the knobs by name)
 
     ``source`` is a bf16 checkpoint in the Hugging Face layout; weights named
     ``….experts.N.{gate,up,down}_proj.weight`` are replaced, everything else is
-    copied. Raises ``Exl3Error`` when there is none, or a dimension is no multiple
-    of 128.
+    copied. Raises ``Exl3Error`` when there is none, a dimension is no multiple of 128
+    or a folder to write exists.
     """
     rate = Rate(bits, tables.Codebook.from_name(codebook))
     tables.check_rate(rate.bits, rate.codebook)
@@ -117,7 +118,7 @@ def quantization(rate: Rate) -> dict[str, object]:
     return {
         "quant_method": "exl3",
         "bits": rate.bits,
-        "codebook": {0: "3inst", 1: "mcg", 2: "mul1"}[rate.codebook],
+        "codebook": rate.codebook.label,
         "scope": "routed_experts_only",
     }
 
@@ -128,14 +129,41 @@ def write_checkpoint(
     content: dict[str, Raw],
     quantization_config: dict[str, object] | None,
 ) -> None:
-    """A checkpoint folder: the source's side files, one file of tensors, config."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A checkpoint folder: the source's side files, one file of tensors, config.
+
+    The folder appears whole or not at all. Raises ``Exl3Error`` when it exists.
+    """
+    with new_folder(folder) as fresh:
+        fill_checkpoint(source, fresh, content, quantization_config)
+
+
+def fill_checkpoint(
+    source: Path,
+    folder: Path,
+    content: dict[str, Raw],
+    quantization_config: dict[str, object] | None,
+) -> None:
+    """``write_checkpoint`` into an empty folder that exists."""
+    config = read_config(source)
+    config.pop("quantization_config", None)
+    if quantization_config is not None:
+        config["quantization_config"] = quantization_config
     for path in source.iterdir():
         if path.is_file() and ".safetensors" not in path.name:
             shutil.copyfile(path, folder / path.name)
     stfile.write(folder / "model.safetensors", content)
-    config = json.loads((source / "config.json").read_text())
-    config.pop("quantization_config", None)
-    if quantization_config is not None:
-        config["quantization_config"] = quantization_config
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def read_config(source: Path) -> dict[str, object]:
+    """A checkpoint's ``config.json``; ``Exl3ConfigError`` when it is no object."""
+    path = source / "config.json"
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise Exl3ConfigError(f"{path} is absent") from error
+    except ValueError as error:
+        raise Exl3ConfigError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Exl3ConfigError(f"{path} is no JSON object")
+    return found

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.fused_moe.fused_moe_method_base import (
     FusedMoEMethodBase,
 )
 
-from vllm_exl3 import layout, loader, reference
+from vllm_exl3 import cuda, layout, loader, reference
 from vllm_exl3.errors import Exl3ConfigError
 from vllm_exl3.format import Exl3Linear
 from vllm_exl3.schema import Rate
@@ -77,6 +77,7 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         layer.exl3_params_dtype = params_dtype
         layer.exl3_loader = self._loader(layer, hidden_size, whole)
         self._register(layer, num_experts, hidden_size, intermediate_size_per_partition)
+        cuda.require_kernels(layer.w13_trellis, self.rate, layer.layer_name)
 
     def _loader(
         self, layer: Layer, hidden: int, intermediate: int
@@ -141,8 +142,9 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         ) -> bool | None:
             experts: loader.ExpertLoader = layer.exl3_loader
             target = getattr(layer, name) if signs else param
-            call = experts.load_signs if signs else experts.load
-            done = call(target, loaded_weight, key, shard_id, expert_id)
+            done = experts.load(
+                target, loaded_weight, key, shard_id, expert_id, old=signs
+            )
             return done if return_success else None
 
         return load
@@ -156,9 +158,7 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         for name in [n for n, p in layer.named_parameters() if not p.numel()]:
             delattr(layer, name)
         if layer.w13_trellis.is_cuda:
-            from vllm_exl3.cuda import CudaExperts
-
-            layer.exl3_cuda = CudaExperts.of_layer(layer, self.rate)
+            layer.exl3_cuda = cuda.CudaExperts.of_layer(layer, self.rate)
         else:
             self._decode_on_cpu(layer)
 

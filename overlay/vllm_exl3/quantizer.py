@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vllm_exl3 import format as exl3
 from vllm_exl3 import tables
+from vllm_exl3.errors import Exl3Error
 from vllm_exl3.format import Exl3Linear
 from vllm_exl3.schema import Rate
 from vllm_exl3.tables import STATES, TILE, TILE_VALUES
@@ -131,7 +132,8 @@ def quantize(
     Columns are brought to one size, signs are flipped at random (from ``seed``) and
     both sides rotated, which makes any weight look Gaussian to the trellis.
     ``progress`` is called with the number of tiles done. Raises ``Exl3Error`` for
-    dimensions that are no multiples of 128.
+    dimensions that are no multiples of 128, and for values that fp16 scales cannot
+    reach.
     """
     weight = weight.float()
     rows, columns = weight.shape
@@ -148,7 +150,7 @@ def quantize(
     scale = torch.where(spread > 0, spread, torch.ones_like(spread)) / (
         trellis.spread * gain
     )
-    svh = (right * scale).half()
+    svh = _fp16_scales(right * scale)
     suh = left.half()
     inner = weight * left[:, None] / svh.float()
     inner = exl3.hadamard_rows(exl3.hadamard_columns(inner))
@@ -161,6 +163,17 @@ def quantize(
         progress(len(batch))
     packed = torch.cat(parts).view(rows // TILE, columns // TILE, -1)
     return _refit(Exl3Linear(packed, suh, svh, rate.codebook), weight)
+
+
+def _fp16_scales(scales: Tensor) -> Tensor:
+    """The scales as fp16; those too small for it are 1, as of a column of zeros."""
+    half = scales.half()
+    if not bool(half.isfinite().all()):
+        raise Exl3Error(
+            f"the weight has columns of size {float(scales.abs().max()):.3g}, which is "
+            "NaN, infinite or beyond fp16 scales"
+        )
+    return torch.where(half == 0, torch.ones_like(half), half)
 
 
 def _refit(layer: Exl3Linear, weight: Tensor) -> Exl3Linear:

@@ -11,6 +11,7 @@ from vllm_exl3.errors import Exl3ConfigError, Exl3Error
 from vllm_exl3.tables import Codebook
 
 QUANT_METHOD = "exl3"
+PINNED = "take config.json from the checkpoint's pinned revision"
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Exl3Spec:
         ``packed`` says which checkpoint layers a fused one stands for (``qkv_proj``:
         q, k, v). All or none of them may be EXL3, at one rate; else an error.
         """
-        parent, _, leaf = prefix.rpartition(".")
-        names = [f"{parent}.{part}" for part in packed.get(leaf, [leaf])]
+        parent, dot, _ = prefix.rpartition(".")
+        names = [f"{parent}{dot}{part}" for part in parts_of(prefix, packed)]
         rates = [self.dense.get(name) for name in names]
         if len(set(rates)) > 1:
             raise Exl3ConfigError(
@@ -60,6 +61,12 @@ class Exl3Spec:
                 f"({', '.join(str(r and r.bits) for r in rates)})"
             )
         return rates[0]
+
+
+def parts_of(prefix: str, packed: Mapping[str, list[str]]) -> list[str]:
+    """The checkpoint's layers, without their parent, that ``prefix`` stands for."""
+    leaf = prefix.rpartition(".")[2]
+    return packed.get(leaf, [leaf])
 
 
 def parse(config: Mapping[str, Any]) -> Exl3Spec:
@@ -107,11 +114,13 @@ def _rate(config: Mapping[str, Any], where: str) -> Rate:
         codebook = Codebook.from_name(name)
         return Rate(tables.check_rate(bits, codebook), codebook)
     except Exl3Error as error:
-        raise Exl3ConfigError(f"quantization_config.{where}: {error}") from error
+        raise Exl3ConfigError(
+            f"quantization_config.{where}bits and codebook: {error}", hint=PINNED
+        ) from error
 
 
 def _fault(where: str, got: object, needed: str) -> Exl3ConfigError:
     return Exl3ConfigError(
         f"quantization_config.{where} is {got!r}, needed {needed}",
-        hint="take config.json from the checkpoint's pinned revision",
+        hint=PINNED,
     )

@@ -48,10 +48,18 @@ class Codebook(IntEnum):
     @classmethod
     def from_name(cls, name: str) -> Codebook:
         """The codebook of a config's name ``3inst``, ``mcg`` or ``mul1``."""
-        names = {"3inst": cls.THREE_INST, "mcg": cls.MCG, "mul1": cls.MUL1}
-        if name not in names:
-            raise Exl3Error(f"codebook {name!r} is unknown; known: {', '.join(names)}")
-        return names[name]
+        if name not in NAMES:
+            raise Exl3Error(f"codebook {name!r} is unknown; known: {', '.join(NAMES)}")
+        return NAMES[name]
+
+    @property
+    def label(self) -> str:
+        """The name that ``from_name`` takes."""
+        return next(name for name, codebook in NAMES.items() if codebook is self)
+
+
+# What config.json and the command lines call them.
+NAMES = {"3inst": Codebook.THREE_INST, "mcg": Codebook.MCG, "mul1": Codebook.MUL1}
 
 
 def check_rate(bits: float, codebook: Codebook) -> float:

@@ -7,7 +7,6 @@ which compiling does not; its version and folders are read from its files instea
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import sys
@@ -15,8 +14,10 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from vllm_exl3.build import SOURCES, Options, Toolchain, build, check_hash, unpack
+from vllm_exl3.build import Options, build
 from vllm_exl3.tables import Codebook
+from vllm_exl3.toolchain import Toolchain
+from vllm_exl3.upstream import check_hash, unpack
 
 
 def toolchain(site: Path, arch: str) -> Toolchain:
@@ -37,7 +38,7 @@ def main() -> None:
     """Build as the arguments say, for $TORCH_CUDA_ARCH_LIST on $NIX_BUILD_CORES."""
     site, wheel, patches, out = map(Path, sys.argv[1:])
     jobs = int(os.environ.get("NIX_BUILD_CORES", "1")) or os.cpu_count() or 1
-    check_hash(wheel, json.loads(SOURCES.read_text())["sha256"])
+    check_hash(wheel)
     with tempfile.TemporaryDirectory() as folder:
         source = unpack(wheel, Path(folder), sorted(patches.glob("*.patch")))
         options = Options(4, Codebook.from_name("mcg"), jobs)

@@ -71,11 +71,13 @@ stdenv.mkDerivation {
   ];
   dontConfigure = true;
   dontStrip = true;
+  disallowedReferences = [ cuda ];
   env = {
     CUDA_HOME = "${site}/nvidia/cu13";
     NVCC_CCBIN = "${gcc}/bin/g++";
-    # nvcc 13.5 with the headers of 13.0: see launch.py of vllm-gb10
-    NVCC_PREPEND_FLAGS = "-DCCCL_DISABLE_CTK_COMPATIBILITY_CHECK";
+    # nvcc 13.5 with the headers of 13.0: see launch.py of vllm-gb10; and torch's asserts name their headers, which
+    # would keep 1.6 GB of compiler in the closure
+    NVCC_PREPEND_FLAGS = "-DCCCL_DISABLE_CTK_COMPATIBILITY_CHECK -Xcompiler=-ffile-prefix-map=${site}=/build/site";
     TORCH_CUDA_ARCH_LIST = target.cudaArch;
   };
   unpackPhase = ''

@@ -32,6 +32,47 @@ class End:
 
 
 @dataclass(frozen=True)
+class Cable:
+    """A cable that was found by its ends hearing each other: (node, netdev) twice."""
+
+    a: tuple[str, str]
+    b: tuple[str, str]
+
+    @property
+    def ends(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Both ends."""
+        return self.a, self.b
+
+
+# Node -> device -> the link-local addresses that answered on it.
+Heard = Mapping[str, Mapping[str, Sequence[str]]]
+
+
+def find_cables(nodes: Nodes, heard: Heard) -> tuple[Cable, ...]:
+    """The cables between ports that have no address yet, in the order of the nodes.
+
+    A port that hears several others hangs on a switch: each pair counts.
+    """
+    owners = {
+        held.address: (name, one.name)
+        for name, facts in nodes.items()
+        for one in facts.netdevs
+        for held in one.addresses
+        if not held.is_ipv4
+    }
+    found: dict[frozenset[tuple[str, str]], Cable] = {}
+    for node, devices in heard.items():
+        for device, addresses in devices.items():
+            for address in addresses:
+                other = owners.get(address)
+                if other is None or other[0] == node:
+                    continue
+                ends = ((node, device), other)
+                found.setdefault(frozenset(ends), Cable(*ends))
+    return tuple(found.values())
+
+
+@dataclass(frozen=True)
 class Cabling:
     """What was recognised.
 
@@ -186,7 +227,12 @@ def mesh_rails(
         dropped += lost
         for name, found in rails.items():
             kept[name].update({rail.rdma.device: rail for rail in found})
-    return {name: tuple(rails.values()) for name, rails in kept.items()}, dropped
+    # By name, so that a node that sees itself alone has the same order.
+    ordered = {
+        name: tuple(rails[device] for device in sorted(rails))
+        for name, rails in kept.items()
+    }
+    return ordered, dropped
 
 
 def split_gids(rails: Mapping[str, Sequence[Rail]]) -> dict[str, list[int]]:

@@ -75,6 +75,15 @@ SIGNATURES = (
         "packets are lost on the fabric: compare MTU and cabling of both ends",
     ),
     _known(
+        r"(?i)lack of memory|out of memory",
+        "glmspark doctor names the largest programs of each node; stop them, or lower "
+        "serve.kv_cache_bytes",
+    ),
+    _known(
+        r"the fabric: device \S+ (is down|has gone)",
+        "see to the cable and the port, then: glmspark doctor",
+    ),
+    _known(
         r"(?i)cannot allocate memory|ENOMEM",
         "memory could not be registered or allocated: check memlock and free memory",
     ),
@@ -108,6 +117,16 @@ def first_cause(log: str) -> str:
         if _PLAIN.search(line):
             return line
     return failures[0] if failures else ""
+
+
+# Failures of the first connection that a second try has been seen to overcome: memory
+# that could not be registered, a system call inside NCCL. Nothing else is tried again.
+_AGAIN = re.compile(r"ibv_reg_mr|ncclSystemError|NCCL.*unhandled system error")
+
+
+def deserves_retry(text: str) -> bool:
+    """Whether a start that failed with ``text`` is worth one more try."""
+    return bool(_AGAIN.search(text))
 
 
 def hint_for(text: str) -> str:

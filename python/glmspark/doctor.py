@@ -11,13 +11,14 @@ from typing import Any
 from glmspark import nodeside
 from glmspark.checks import check_nodes, unreachable
 from glmspark.ending import without_ours
+from glmspark.errors import ConfigError
 from glmspark.fabric import carrier
 from glmspark.paths import KitPaths
 from glmspark.preflight import Finding, check_node
 from glmspark.remote import Remote, in_parallel
 from glmspark.remoteerrors import RemoteError
-from glmspark.schema import Kit, Node, is_loopback
-from glmspark.views import NodeView
+from glmspark.schema import Kit, Node, Runtime, is_loopback
+from glmspark.views import ANYTHING, NodeView, Wanted
 
 LOOK = "glmspark.nodeside:look"
 LOOK_S = 60.0
@@ -51,25 +52,32 @@ def asker(kit: Kit, paths: KitPaths) -> Ask:
     return ask
 
 
-def question(kit: Kit, node: Node, program: Sequence[str]) -> dict[str, Any]:
+def folders_of(kit: Kit) -> dict[str, str]:
+    """The kit's folders as kit.toml has them, for a node to expand."""
+    return {
+        "state": kit.paths.state,
+        "cache": kit.paths.cache,
+        "key_file": kit.auth.key_file,
+        "store": kit.weights.store,
+    }
+
+
+def question(
+    kit: Kit, node: Node, program: Sequence[str], wanted: Wanted = ANYTHING
+) -> dict[str, Any]:
     """The arguments of ``nodeside.look`` for ``node``; no peers on one machine."""
     peers = [
         one.fabric
         for one in kit.nodes
         if one.name != node.name and not is_loopback(one.fabric)
     ]
-    folders = {
-        "state": kit.paths.state,
-        "cache": kit.paths.cache,
-        "key_file": kit.auth.key_file,
-        "store": kit.weights.store,
-    }
     return {
         "kit": kit.name,
-        "folders": folders,
+        "folders": folders_of(kit),
         "program": list(program),
         "peers": peers,
         "ports": [kit.ports.master, HIGH_PORT],
+        "wanted": wanted.to_json(),
     }
 
 
@@ -107,14 +115,14 @@ class Examination:
 
 
 def look_at_all(
-    kit: Kit, ask: Ask, program: Sequence[str]
+    kit: Kit, ask: Ask, program: Sequence[str], wanted: Wanted = ANYTHING
 ) -> tuple[list[NodeView], list[RemoteError]]:
     """The views of the nodes that answer, and the errors of those that do not."""
 
     def one(place: tuple[int, Node]) -> NodeView:
         rank, node = place
         began = time.time()
-        answer = ask(node, question(kit, node, program))
+        answer = ask(node, question(kit, node, program, wanted))
         asked = (began, time.time())
         return NodeView.from_answer((node.name, rank, node.fabric), answer, asked)
 
@@ -123,24 +131,67 @@ def look_at_all(
     return views, [one for one in answers if isinstance(one, RemoteError)]
 
 
+def look_here(kit: Kit, rank: int, paths: KitPaths, program: Sequence[str]) -> NodeView:
+    """What this machine answers as the node of ``rank``; no peer is asked."""
+    node = kit.nodes[rank]
+    local = node.model_copy(update={"ssh": "local"})
+    arguments = {**question(kit, node, program), "peers": []}
+    began = time.time()
+    answer = asker(kit, paths)(local, arguments)
+    place = (node.name, rank, node.fabric)
+    return NodeView.from_answer(place, answer, (began, time.time()))
+
+
+def views_from_report(kit: Kit, report: Mapping[str, Any]) -> tuple[NodeView, ...]:
+    """The views of ``kit``'s nodes in what ``glmspark doctor --json`` printed.
+
+    Raises:
+        ConfigError: it is no such report, or a node of the kit is not in it.
+    """
+    views = []
+    for rank, node in enumerate(kit.nodes):
+        try:
+            said = report["nodes"][node.name]
+            answer = {**said, "paths": [], "clock": [0.0, 0.0]}
+            place = (node.name, rank, node.fabric)
+            views.append(NodeView.from_answer(place, answer, (0.0, 0.0)))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"the report says nothing usable of node {node.name} ({error!r})",
+                hint="glmspark doctor --json > FILE, with this kit",
+            ) from error
+    return tuple(views)
+
+
 def _node_findings(kit: Kit, view: NodeView, boots: set[str]) -> list[Finding]:
-    """The checks of one node; API and rendezvous are ports of the head alone."""
+    """The checks of one node; API and rendezvous are ports of the head alone.
+
+    An engine that a start brings need not be there, and one in an image is not seen.
+    """
     strays = tuple(one for one in view.facts.strays if one.boot not in boots)
     facts = replace(view.facts, strays=strays)
     if view.rank == 0:  # the memory of these processes can be read here alone
         facts = without_ours(view.facts, boots)
     found = check_node(kit, view.name, facts, boots)
-    return [one for one in found if view.rank == 0 or not one.check.startswith("port.")]
+    elsewhere = [] if view.rank == 0 else ["port."]
+    if kit.runtime is Runtime.OCI or (kit.runtime is Runtime.NIX and view.rank):
+        elsewhere.append("engine.")
+    return [one for one in found if not one.check.startswith(tuple(elsewhere))]
 
 
 def examine(
-    kit: Kit, ask: Ask, program: Sequence[str], boots: Iterable[str] = ()
+    kit: Kit,
+    ask: Ask,
+    program: Sequence[str],
+    boots: Iterable[str] = (),
+    wanted: Wanted = ANYTHING,
 ) -> Examination:
     """Ask all nodes of ``kit`` and check them; nothing is changed.
 
-    ``boots`` names the kit's own boots, whose ranks and memory are not in the way.
+    ``boots`` names the kit's own boots, whose ranks and memory are not in the way,
+    ``wanted`` the engine that a start brings to nodes that lack it.
     """
-    views, errors = look_at_all(kit, ask, program)
+    views, errors = look_at_all(kit, ask, program, wanted)
     findings = list(unreachable(errors))
     for view in views:
         findings += _node_findings(kit, view, set(boots))

@@ -5,18 +5,24 @@ from __future__ import annotations
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 from glmspark import processes
 from glmspark.backends import Backend
 from glmspark.boot import State, boot_folders, read_state, scratch_folder
+from glmspark.console import Narrator
 from glmspark.errors import CommandError
-from glmspark.facts import Facts
+from glmspark.facts import Facts, Roots, read_listeners
 from glmspark.paths import KitPaths
 
 # The supervisor needs this long beyond the grace of its ranks to kill and to prove.
 SUPERVISOR_END_S = 15.0
+# Memory counts as given back when it grows by less than a step within a tick.
+MEMORY_TICK_S = 0.5
+MEMORY_STEP = 64 << 20
+MEMORY_S = 60.0
 
 
 def boot_names(paths: KitPaths) -> set[str]:
@@ -90,3 +96,32 @@ def without_ours(facts: Facts, boots: set[str]) -> Facts:
         strays=tuple(stray for stray in facts.strays if stray.pid not in ours),
         listeners=tuple(one for one in facts.listeners if one.pid not in ours),
     )
+
+
+def note_taken(port: int, narrator: Narrator) -> None:
+    """Say who holds a port of the kit now that none of its ranks is alive."""
+    for one in read_listeners(Roots()):
+        if one.port == port:
+            owner = f"pid {one.pid} ({one.program})" if one.pid else "somebody"
+            narrator.note(f"port {port} is held by {owner}, none of this kit's ranks")
+            return
+
+
+def await_memory(
+    read: Callable[[], int], pause: Callable[[float], None], limit_s: float = MEMORY_S
+) -> float:
+    """Wait until available memory has stopped growing; the seconds that it took.
+
+    The driver gives a GPU's memory back some time after its process has gone; a start
+    into the falling rest of an old rank fails or wedges the host. ``read`` gives the
+    available bytes, ``pause`` sleeps.
+    """
+    passed_s, before = 0.0, read()
+    while passed_s < limit_s:
+        pause(MEMORY_TICK_S)
+        passed_s += MEMORY_TICK_S
+        now = read()
+        if now - before < MEMORY_STEP:
+            return passed_s
+        before = now
+    return passed_s

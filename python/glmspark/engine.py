@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from glmspark.boost.folders import of_kit
 from glmspark.errors import ConfigError
 from glmspark.paths import KitPaths, expand
 from glmspark.ranks import EnginePaths
-from glmspark.schema import Engine, Kit
+from glmspark.schema import Engine, Kit, Runtime
 
 
 def find_program(kit: Kit) -> tuple[str, ...]:
@@ -22,9 +26,11 @@ def find_program(kit: Kit) -> tuple[str, ...]:
     Raises:
         ConfigError: paths.engine names something that is not there.
     """
-    if kit.engine is Engine.STUB:
+    if kit.engine is Engine.STUB and not kit.paths.engine:
         # As a file, with a safe path: the rank's environment has no Python path.
         return (sys.executable, "-P", str(Path(__file__).with_name("stub.py")))
+    if kit.runtime is Runtime.OCI:  # a path of the image
+        return (kit.paths.engine or "/bin/vllm",)
     if kit.paths.engine:
         path = expand(kit.paths.engine, "paths.engine")
         if not path.is_file():
@@ -80,15 +86,49 @@ def view_name(target: str) -> str:
 
 def engine_paths(kit: Kit, paths: KitPaths) -> EnginePaths:
     """Everything of this node that the ranks' command lines name."""
-    return EnginePaths(
-        find_program(kit),
+    program = find_program(kit)
+    found = EnginePaths(
+        program,
         str(model_folder(kit, paths)),
         str(paths.cache / f"engine-{kit.engine.value}"),
         str(paths.key),
     )
+    if not kit.engine.uses_gpu:
+        return found
+    cache = paths.cache / "jit" / cache_name(program)
+    return replace(found, cache=str(cache), **_gpu_folders(kit, paths))
+
+
+def cache_name(program: tuple[str, ...]) -> str:
+    """A name for the compiled kernels of ``program``: another engine, another name."""
+    resolved = os.path.realpath(program[0])
+    return hashlib.sha256(resolved.encode()).hexdigest()[:16]
+
+
+def _gpu_folders(kit: Kit, paths: KitPaths) -> dict[str, Any]:
+    """The drafter's views and the donor's, by the field of EnginePaths."""
+    from glmspark.weights.builtin import builtin
+
+    built = of_kit(kit, paths, must_exist=False)
+    folders: dict[str, Any] = {}
+    if kit.weights.drafter == "dflash2":
+        slug = builtin("drafter").slug
+        folders["draft"] = built.draft or str(paths.store / "views" / slug)
+        padded = paths.cache / f"{slug}-{kit.topology.value}"
+        folders["padded_draft"] = str(padded)
+    if built.donor:
+        folders["donor"] = built.donor
+    return folders
 
 
 def engine_python(program: tuple[str, ...]) -> str:
-    """The Python of the environment that the ``vllm`` program belongs to."""
-    beside = Path(program[0]).parent / "python"
-    return str(beside) if len(program) == 1 and beside.exists() else sys.executable
+    """The Python of the environment that the ``vllm`` program belongs to.
+
+    A link to ``vllm`` (a Nix profile, an image's /bin) is followed: the Python lies
+    beside the program itself. The Python is not: its own folder is the environment's.
+    """
+    path = Path(program[0])
+    if len(program) != 1 or not path.is_absolute():
+        return sys.executable
+    beside = path.resolve().parent / "python"
+    return str(beside) if beside.exists() else sys.executable

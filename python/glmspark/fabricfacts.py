@@ -161,6 +161,25 @@ def read_rdma(roots: Roots) -> tuple[RdmaPort, ...]:
     return tuple(found)
 
 
+def growth(before: Sequence[RdmaPort], after: Sequence[RdmaPort]) -> list[str]:
+    """What the ports' error counters have grown by, one line a counter (pure)."""
+    old = {(one.device, one.port): one.counters for one in before}
+    return [
+        f"{one.device} port {one.port} {name} +{count - was}"
+        for one in after
+        for name, count in one.counters.items()
+        if (was := old.get((one.device, one.port), {}).get(name, 0)) < count
+    ]
+
+
+def read_counters(roots: Roots) -> tuple[RdmaPort, ...]:
+    """The RDMA ports for :func:`growth`; none where they cannot be read."""
+    try:
+        return read_rdma(roots)
+    except OSError:
+        return ()
+
+
 def read_fabric(roots: Roots, dev: Path = Path("/dev")) -> FabricFacts:
     """The fabric of this node; what cannot be read is named, never left out."""
     unread: list[str] = []

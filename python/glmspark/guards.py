@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from glmspark.errors import ConfigError
-from glmspark.schema import Kit, Runtime
+from glmspark.schema import Kit
 
 
 @contextmanager
@@ -32,23 +32,16 @@ def uninterrupted() -> Iterator[None]:
 
 
 def require_head(kit: Kit) -> None:
-    """See that the head is this machine, and the others can be started from here.
+    """See that the head is this machine.
 
     Raises:
-        ConfigError: the head is reached by ssh, or the runtime is for one machine.
+        ConfigError: it is reached by ssh.
     """
-    head, *others = kit.nodes
-    remote = [node for node in others if node.ssh != "local"]
+    head = kit.nodes[0]
     if head.ssh != "local":
         raise ConfigError(
             f"the head {head.name} is reached by ssh ({head.ssh}); ranks are started "
             "from the head itself",
             hint=f'run this on {head.name}, with ssh = "local" for it in kit.toml',
             node=head.name,
-        )
-    if remote and kit.runtime is not Runtime.VENV:
-        raise ConfigError(
-            f"runtime {kit.runtime} cannot be started on {remote[0].name} yet",
-            hint="glmspark plan shows the command of each rank",
-            node=remote[0].name,
         )

@@ -37,13 +37,14 @@ GPU_FIELDS = (
     "clocks.max.sm",
     "power.draw",
     "enforced.power.limit",
+    "utilization.gpu",
 )
 TIME_ERROR = 5
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: clocks in MHz, power in watts; 0 where the driver does not say."""
+    """A GPU: clocks in MHz, power in watts, use in percent; 0 if it does not say."""
 
     name: str
     driver: str
@@ -51,6 +52,7 @@ class Gpu:
     clock_max_mhz: float = 0.0
     power_w: float = 0.0
     power_cap_w: float = 0.0
+    busy_percent: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,15 @@ def parse_known(text: str) -> list[HostKey]:
 def read_known(path: Path) -> list[HostKey]:
     """The keys in ``path``; none while it does not exist."""
     return parse_known(path.read_text()) if path.exists() else []
+
+
+def known_name(resolved: Mapping[str, Sequence[str]], target: str) -> str:
+    """The name that known_hosts has for a host, by its resolved configuration."""
+    if alias := resolved.get("hostkeyalias"):
+        return alias[0]
+    host = (resolved.get("hostname") or [target])[0]
+    port = (resolved.get("port") or ["22"])[0]
+    return host if port == "22" else f"[{host}]:{port}"
 
 
 def ask_key(remote: Remote) -> HostKey:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glmspark.cabling import Cabling, recognise
+from glmspark.cabling import Cable, Cabling, Heard, find_cables, recognise
 from glmspark.errors import ConfigError
 from glmspark.fabrictypes import FabricFacts, Netdev
 from glmspark.views import NodeView
@@ -25,6 +25,7 @@ class Proposal:
     views: tuple[NodeView, ...]
     targets: Mapping[str, str]
     rdma: bool
+    cables: tuple[Cable, ...] = ()
 
     def decided(self) -> list[str]:
         """The facts that the decision rests on, as lines."""
@@ -33,6 +34,9 @@ class Proposal:
         for a, b in found.links:
             ends = [f"{e.node} {e.netdev.name} {e.address}" for e in (a, b)]
             out.append(f"link: {ends[0]} <-> {ends[1]}, MTU {a.netdev.mtu}")
+        for cable in self.cables:
+            both = " <-> ".join(f"{node} {device}" for node, device in cable.ends)
+            out.append(f"cable without addresses: {both}")
         for view in self.views:
             gpus = ", ".join(view.facts.gpus) or "no GPU"
             ports = ", ".join(p.device for p in view.fabric.rdma) or "no RDMA"
@@ -40,14 +44,28 @@ class Proposal:
         return [*out, *found.notes]
 
 
-def propose(views: Sequence[NodeView], targets: Mapping[str, str]) -> Proposal:
+def propose(
+    views: Sequence[NodeView], targets: Mapping[str, str], heard: Heard | None = None
+) -> Proposal:
     """The kit that ``views`` (the head first) make; ``targets`` maps names to ssh.
+
+    ``heard`` says who answered on the ports that have no address.
 
     RDMA decides where every node has it; otherwise any network that all share.
     """
     rdma = all(view.fabric.rdma for view in views)
     facts = {view.name: view.fabric for view in views}
-    return Proposal(recognise(facts, rdma=rdma), tuple(views), targets, rdma)
+    cables = find_cables(facts, heard or {})
+    return Proposal(recognise(facts, rdma=rdma), tuple(views), targets, rdma, cables)
+
+
+def ports_to_hear(views: Sequence[NodeView]) -> dict[str, list[str]]:
+    """The bare ports of each node, to ask who is at their other end."""
+    rdma = all(view.fabric.rdma for view in views)
+    return {
+        view.name: [one.name for one in bare_ports(view.fabric, rdma=rdma)]
+        for view in views
+    }
 
 
 def bare_ports(facts: FabricFacts, *, rdma: bool) -> list[Netdev]:
@@ -74,6 +92,9 @@ def require_cabling(proposal: Proposal) -> None:
         return
     pairs = ", ".join(f"{a} and {b}" for a, b in found.missing)
     lines = [f"no cabled ports in one subnet: {pairs}" if pairs else "odd cabling"]
+    if proposal.cables:
+        lines += cable_lines(proposal)
+        raise _without_addresses(lines)
     for number, view in enumerate(proposal.views, start=1):
         ports = bare_ports(view.fabric, rdma=proposal.rdma)
         if not ports:
@@ -81,10 +102,31 @@ def require_cabling(proposal: Proposal) -> None:
         for rail, port in enumerate(ports, start=1):
             address = PROPOSED.format(rail=rail, node=number)
             lines += [f"[{view.name}] {line}" for line in address_lines(port, address)]
-    raise ConfigError(
+    raise _without_addresses(lines)
+
+
+def _without_addresses(lines: Sequence[str]) -> ConfigError:
+    return ConfigError(
         "\n       ".join(lines),
         hint="give the ports addresses (one of the three ways shown), then init again",
     )
+
+
+def cable_lines(proposal: Proposal) -> list[str]:
+    """The commands that give both ends of each cable an address in one subnet."""
+    numbers = {view.name: n for n, view in enumerate(proposal.views, start=1)}
+    ports = {
+        (view.name, one.name): one
+        for view in proposal.views
+        for one in view.fabric.netdevs
+    }
+    lines = []
+    for rail, cable in enumerate(proposal.cables, start=1):
+        for node, device in cable.ends:
+            address = PROPOSED.format(rail=rail, node=numbers[node])
+            found = address_lines(ports[node, device], address)
+            lines += [f"[{node}] {line}" for line in found]
+    return lines
 
 
 def address_lines(port: Netdev, address: str) -> list[str]:
@@ -128,11 +170,19 @@ def kit_values(proposal: Proposal, name: str, drafter: str) -> dict[str, Any]:
 
 
 def render(
-    proposal: Proposal, name: str, drafter: str, more: Mapping[str, str] | None = None
+    proposal: Proposal,
+    name: str,
+    drafter: str,
+    more: Mapping[str, str] | None = None,
+    runtime: str = "",
 ) -> str:
-    """The text of kit.toml. ``more`` holds further settings as TOML values by key."""
+    """The text of kit.toml. ``more`` holds further settings as TOML values by key.
+
+    ``runtime`` is the asked one; "" lets the nodes decide.
+    """
     out = _header(proposal)
     values = kit_values(proposal, name, drafter)
+    values["runtime"] = runtime or values["runtime"]
     notes = {
         "runtime": "what brings the engine to the nodes: nix, oci, or venv (CPU only)",
         "weights.drafter": "dflash2 is licensed for non-commercial use only",

@@ -31,11 +31,6 @@ class KitPaths:
         return self.state / "state.json"
 
     @property
-    def lock_file(self) -> Path:
-        """Held by the one operation that changes the kit."""
-        return self.state / "lock"
-
-    @property
     def boots(self) -> Path:
         """One folder a boot: its plan, its logs, its fingerprints."""
         return self.state / "boots"

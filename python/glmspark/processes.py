@@ -17,6 +17,7 @@ MARKER = "GLMSPARK_BOOT"
 # The state folder of the kit, so that its ranks are known without any file in it.
 HOME = "GLMSPARK_HOME"
 ENGINE_TITLE = "VLLM::"
+OUT_OF_MEMORY = "the kernel killed it for lack of memory (dmesg says how much it had)"
 PROC = Path("/proc")
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
@@ -152,6 +153,27 @@ def io_bytes(pid: int) -> int:
     """Bytes that ``pid`` has read and written through system calls; 0 if unknown."""
     fields = _read(PROC / str(pid) / "io").split()
     return sum(int(fields[i]) for i in (1, 3)) if len(fields) > 3 else 0
+
+
+def oom_kills() -> int:
+    """How many processes this machine's kernel has killed for lack of memory so far."""
+    for line in _read(PROC / "vmstat").splitlines():
+        if line.startswith(b"oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
+# A rank gets on when it reads or computes; this much of each counts as one step.
+PROGRESS_IO_BYTES = 1 << 20
+PROGRESS_CPU_S = 1.0
+
+
+def progress(members: Iterable[Marked]) -> int:
+    """A number that grows while ``members`` read or compute."""
+    found = list(members)
+    cpu_s = sum(one.cpu_s for one in found)
+    io = sum(io_bytes(one.who.pid) for one in found)
+    return int(cpu_s / PROGRESS_CPU_S) + io // PROGRESS_IO_BYTES
 
 
 def pss_bytes(pid: int) -> int:

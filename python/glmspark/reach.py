@@ -14,12 +14,14 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from glmspark import netlink
 
 ECHO, ECHO_REPLY = 8, 0
+ECHO_V6, REPLY_V6, ALL_NODES = 128, 129, "ff02::1"
 IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
 ICMP_HEADERS = 20 + 8
 SHORT = 56
@@ -156,3 +158,40 @@ def look(peers: Sequence[str], ports: Sequence[int]) -> list[dict[str, Any]]:
     with ThreadPoolExecutor(len(peers)) as pool:
         found = pool.map(lambda peer: look_at(peer, ports, names), peers)
         return [asdict(one) for one in found]
+
+
+def _socket_v6() -> socket.socket:
+    """A socket for IPv6 echo requests, as :func:`_socket`."""
+    try:
+        return socket.socket(socket.AF_INET6, socket.SOCK_DGRAM, socket.IPPROTO_ICMPV6)
+    except PermissionError:
+        return socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
+
+
+def hear(netdevs: Sequence[str], wait_s: float = WAIT_S) -> dict[str, list[str]]:
+    """Who answers on each device: the link-local addresses at the other end.
+
+    Works where no address is set: every port that is up has a link-local one. The
+    device's own address may be among the answers.
+
+    Raises:
+        OSError: this user may not send echo requests.
+    """
+    indexes = {link.name: link.index for link in netlink.read_links()}
+    heard: dict[str, set[str]] = {name: set() for name in netdevs}
+    names = {indexes[name]: name for name in netdevs if name in indexes}
+    token = os.urandom(8)
+    packet = struct.pack("!BBHHH", ECHO_V6, 0, 0, os.getpid() & 0xFFFF, 1) + token
+    with _socket_v6() as wire:
+        for _ in range(2):  # the first may be lost while addresses are made certain
+            for index in names:
+                with suppress(OSError):  # IPv6 is off on this device
+                    wire.sendto(packet, (ALL_NODES, 0, 0, index))
+            deadline_s = time.monotonic() + wait_s / 2
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                if not select.select([wire], [], [], left_s)[0]:
+                    break
+                answer, (address, _, _, index) = wire.recvfrom(1 << 12)
+                if answer[:1] == bytes([REPLY_V6]) and token in answer:
+                    heard[names[index]].add(address.partition("%")[0])
+    return {name: sorted(found) for name, found in heard.items()}

@@ -11,20 +11,24 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from glmspark import fingerprint
 from glmspark.boot import Boot, write_json
-from glmspark.doctor import remote_of
+from glmspark.containers import inner_boot, read_container
+from glmspark.doctor import folders_of, remote_of
 from glmspark.errors import CommandError
 from glmspark.leash import BEAT_S
+from glmspark.logread import clock_file, progress_file
 from glmspark.paths import KitPaths, read_key
 from glmspark.ranks import SCRUBBED, SCRUBBED_PREFIXES, RankSpec
 from glmspark.remote import Remote, in_parallel
 from glmspark.remoteerrors import RemoteError
-from glmspark.schema import Kit
+from glmspark.schema import Kit, Runtime
 from glmspark.shipped import REMOTE_COMMAND, Call
 
 # Of the supervisor's grace, the node keeps this share for itself, to end and report.
@@ -36,20 +40,32 @@ def write_access(folder: Path, kit: Kit, paths: KitPaths) -> None:
     """Leave in the boot's folder how its ranks reach their nodes."""
     nodes = [node for node in kit.nodes if node.ssh != "local"]
     remotes = [remote_of(kit, node, paths) for node in nodes]
-    data = {
+    access = {
         one.target: [str(one.known_hosts), str(one.config or "")] for one in remotes
     }
-    write_json(folder / "ssh.json", data)
+    here = {"cache": str(paths.cache), "store": str(paths.store)}
+    places = {"kit": kit.name, "folders": folders_of(kit), "here": here}
+    write_json(folder / "ssh.json", {"access": access, "places": places})
 
 
 def read_access(folder: Path, spec: RankSpec) -> Remote:
     """How the node of ``spec`` is reached."""
-    known, config = json.loads((folder / "ssh.json").read_text())[spec.host]
+    data = json.loads((folder / "ssh.json").read_text())
+    known, config = data["access"][spec.host]
     return Remote(spec.node, spec.host, Path(known), Path(config) if config else None)
 
 
-def order(boot: Boot, spec: RankSpec) -> dict[str, Any]:
-    """What the node is told of its rank; secrets go by standard input only."""
+def order(
+    boot: Boot,
+    spec: RankSpec,
+    places: Mapping[str, Any],
+    box: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What the node is told of its rank; secrets go by standard input only.
+
+    ``places`` says where this machine has cache and store, and what the kit says of
+    them: the node has them where its own home is.
+    """
     serve = spec.argv.index("serve")
     return {
         "boot": boot.name,
@@ -63,7 +79,20 @@ def order(boot: Boot, spec: RankSpec) -> dict[str, Any]:
         "scrub_prefixes": list(SCRUBBED_PREFIXES),
         "scrub": list(SCRUBBED),
         "grace_s": GRACE_SHARE * boot.limits.stop_s,
+        "places": dict(places),
+        "container": _contained(boot, spec, box),
     }
+
+
+def _contained(
+    boot: Boot, spec: RankSpec, box: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """How the rank is contained, with the boot that it reads inside."""
+    if box is None:
+        return None
+    inner = inner_boot(boot, replace(spec, secrets={}))
+    ranks = [one.to_json() for one in inner.ranks]
+    return {**box, "boot_json": {**asdict(inner), "ranks": ranks}}
 
 
 def relay(folder: Path, boot: Boot, spec: RankSpec) -> int:
@@ -71,7 +100,9 @@ def relay(folder: Path, boot: Boot, spec: RankSpec) -> int:
     from glmspark.rankexec import fingerprint_file
 
     remote = read_access(folder, spec)
-    call = Call.of("glmspark.leash:hold", {"rank": order(boot, spec)})
+    places = json.loads((folder / "ssh.json").read_text())["places"]
+    box = read_container(folder, spec.rank)
+    call = Call.of("glmspark.leash:hold", {"rank": order(boot, spec, places, box)})
     call = Call(call.function, {**call.arguments, "marker": call.marker}, call.marker)
     # A connection of its own: ending the shared one must not end a rank.
     options = remote.options(ControlMaster="no", ControlPath="none")
@@ -89,7 +120,14 @@ def relay(folder: Path, boot: Boot, spec: RankSpec) -> int:
     def state(stated: fingerprint.Fingerprint) -> None:
         fingerprint.write(fingerprint_file(folder, spec.rank), stated)
 
-    answer = _follow(wire.stdout, call.marker, state)
+    def hear(word: str, value: bytes) -> None:
+        if word == "progress":
+            progress_file(folder, spec.rank).write_bytes(value.strip())
+        else:
+            ahead = json.dumps(round(float(value) - time.time(), 3))
+            clock_file(folder, spec.rank).write_text(ahead)
+
+    answer = _follow(wire.stdout, call.marker, state, hear)
     return _status(answer, spec, wire.wait())
 
 
@@ -105,7 +143,10 @@ def _beat(wire: subprocess.Popen[bytes]) -> None:
 
 
 def _follow(
-    lines: Any, marker: str, state: Callable[[fingerprint.Fingerprint], None]
+    lines: Any,
+    marker: str,
+    state: Callable[[fingerprint.Fingerprint], None],
+    hear: Callable[[str, bytes], None],
 ) -> Mapping[str, Any] | None:
     """Copy the rank's output to ours; its last answer, None if there was none."""
     mark, answer_next = marker.encode(), False
@@ -114,6 +155,9 @@ def _follow(
         if answer_next:
             answer = json.loads(line)
             answer_next = False
+        elif line.startswith((mark + b"clock ", mark + b"progress ")):
+            word, _, value = line.removeprefix(mark).partition(b" ")
+            hear(word.decode(), value)
         elif line.startswith(mark + b"fingerprint "):
             state(json.loads(line.removeprefix(mark + b"fingerprint ")))
         elif line.startswith(mark):
@@ -146,7 +190,8 @@ def end_remote(kit: Kit, paths: KitPaths, boots: Sequence[str]) -> None:
         CommandError: names each node that could not be reached, or not be cleared.
     """
     nodes = [node for node in kit.nodes if node.ssh != "local"]
-    arguments = {"boots": list(boots)}
+    tool = kit.image.tool if kit.runtime is Runtime.OCI else ""
+    arguments = {"boots": list(boots), "tool": tool}
 
     def one(remote: Remote) -> int:
         return int(remote.call("glmspark.leash:end_boots", arguments))

@@ -8,18 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from glmspark import fingerprint, health, processes
+from glmspark import fingerprint, processes
 from glmspark.boot import Boot, Failure, State, kernel_boot, scratch_folder
 from glmspark.causes import first_cause, hint_for
 from glmspark.errors import ExitCode
-from glmspark.paths import read_key
+from glmspark.fabricfacts import growth, read_counters
+from glmspark.facts import Roots
+from glmspark.linkwatch import LinkWatch, MemoryWatch, device_of
+from glmspark.logread import read_progress
+from glmspark.probing import Prober, how_it_ended, with_trial_hint
 from glmspark.processes import Identity, Marked
 from glmspark.rankexec import fingerprint_file, shared_marker
 from glmspark.watch import Observation, Phase, Watch
@@ -31,49 +34,11 @@ KILL_S = 10.0
 # What is left when the main processes of all ranks have ended gets this long.
 ORPHAN_S = 0.5
 LOG_BYTES = 64 << 20
-# A rank gets on when it logs, reads, or computes; this much of each counts as one.
-PROGRESS_IO_BYTES = 1 << 20
-PROGRESS_CPU_S = 1.0
 
 
 def log_file(folder: Path, rank: int) -> Path:
     """The log of a rank of the boot in ``folder``."""
     return folder / f"rank-{rank}.log"
-
-
-def how_it_ended(status: int) -> str:
-    """A wait status in words."""
-    if os.WIFSIGNALED(status):
-        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"exit status {os.WEXITSTATUS(status)}"
-
-
-class Prober(threading.Thread):
-    """Asks the API beside the watch, so that a slow answer delays no decision."""
-
-    def __init__(self, boot: Boot) -> None:
-        super().__init__(daemon=True)
-        self._boot = boot
-        self.healthy: bool | None = None
-        self.canary: str | None = None
-        self.wants_canary = threading.Event()
-
-    def run(self) -> None:
-        """Probe twice a second until the process ends."""
-        while True:
-            self.healthy = health.is_healthy(self._boot.api)
-            if self.wants_canary.is_set() and self.canary is None:
-                self.canary = self._ask_canary()
-            time.sleep(0.5 if self.canary is None else 1.0)
-
-    def _ask_canary(self) -> str:
-        """What is wrong with the first completion; whatever goes wrong is said."""
-        api, limit_s = self._boot.api, self._boot.limits.canary_s
-        try:
-            key = read_key(Path(api.key_file)) if api.key_file else ""
-            return health.canary(api, key, limit_s)
-        except Exception as error:  # noqa: BLE001 - a thread's words reach nobody else
-            return f"it could not be asked for: {error}"
 
 
 class Supervisor:
@@ -89,6 +54,15 @@ class Supervisor:
         self.progress = 0
         self.members: list[Marked] = []
         self.scanned_s = 0.0
+        self.kills = processes.oom_kills()
+        self.counters = read_counters(Roots())
+        self.broken: dict[int, str] = {}
+        self.memory = MemoryWatch()
+        self.links = {
+            spec.rank: LinkWatch(device_of(spec.env))
+            for spec in self.boot.ranks
+            if spec.host == "local"
+        }
         self.stop_asked = False
         self.scratch = scratch_folder(self.boot.name)
         self.scratch.mkdir(mode=0o700)
@@ -135,7 +109,7 @@ class Supervisor:
 
     def _watch(self, watch: Watch) -> Watch:
         """Follow the boot until it has ended or is asked to."""
-        prober = Prober(self.boot)
+        prober = Prober(self.boot, self.folder)
         prober.start()
         while not watch.phase.is_final:
             before = watch.phase
@@ -201,7 +175,7 @@ class Supervisor:
             if pid in pids:
                 rank = pids[pid]
                 self.children[rank].returncode = status
-                self.exited[rank] = how_it_ended(status)
+                self.exited[rank] = how_it_ended(status, self.kills)
 
     def _scan(self, now_s: float) -> None:
         """Look at the processes of the boot again, once in a while."""
@@ -215,12 +189,13 @@ class Supervisor:
         logs = sum(
             log_file(self.folder, s.rank).stat().st_size for s in self.boot.ranks
         )
-        cpu_s = sum(one.cpu_s for one in self.members)
-        io = sum(processes.io_bytes(one.who.pid) for one in self.members)
-        self.progress = max(
-            self.progress,
-            logs + int(cpu_s / PROGRESS_CPU_S) + io // PROGRESS_IO_BYTES,
-        )
+        elsewhere = sum(read_progress(self.folder, s.rank) for s in self.boot.ranks)
+        here = processes.progress(self.members)
+        self.progress = max(self.progress, logs + here + elsewhere)
+        broken = {rank: one.broken(now_s) for rank, one in self.links.items()}
+        self.broken = {rank: what for rank, what in broken.items() if what}
+        if self.links and (short := self.memory.short()):
+            self.broken.setdefault(min(self.links), short)
         self._rotate()
 
     def _rotate(self) -> None:
@@ -236,7 +211,8 @@ class Supervisor:
                 os.truncate(log, 0)
 
     def _lost(self) -> dict[int, str]:
-        return {
+        """What ranks have lost: the fabric's device, or an engine process."""
+        return self.broken | {
             one.rank: f"its process {one.engine_title} (pid {who.pid})"
             for who, one in self.engines.items()
             if one.rank is not None and not who.is_alive
@@ -268,6 +244,10 @@ class Supervisor:
         """The failure with the first cause that the logs show, and its remedy."""
         if failure is None:
             return None
+        failure = with_trial_hint(failure, self.folder)
+        if grown := growth(self.counters, read_counters(Roots())):
+            said = f"{failure.message}; RDMA errors here: {', '.join(grown[:6])}"
+            failure = replace(failure, message=said)
         order = [failure.rank] if failure.rank is not None else []
         order += [s.rank for s in self.boot.ranks if s.rank not in order]
         for rank in order:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from glmspark.fabrictypes import FabricFacts
 from glmspark.facts import Facts, Listener, Stray
 from glmspark.hostfacts import HostFacts
+from glmspark.imageside import ImageFacts, ImageId
+from glmspark.nixside import StoreFacts
 from glmspark.reach import PathFacts
 
 
@@ -30,6 +32,23 @@ def path_from_json(data: Mapping[str, Any]) -> PathFacts:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """The engine that a start would bring: a store path and its key, or an image."""
+
+    closure: str = ""
+    key: str = ""
+    image: ImageId | None = None
+    tool: str = "auto"
+
+    def to_json(self) -> dict[str, Any]:
+        """The argument ``wanted`` of ``nodeside.look``."""
+        return asdict(self)
+
+
+ANYTHING = Wanted()
+
+
+@dataclass(frozen=True)
 class NodeView:
     """One node: its place in the kit and everything that it answered.
 
@@ -45,6 +64,8 @@ class NodeView:
     host: HostFacts = field(default_factory=HostFacts)
     paths: tuple[PathFacts, ...] = ()
     skew_s: tuple[float, float] = (0.0, 0.0)
+    store: StoreFacts | None = None
+    image: ImageFacts | None = None
 
     @staticmethod
     def from_answer(
@@ -63,4 +84,6 @@ class NodeView:
             host=HostFacts.from_json(answer["host"]),
             paths=tuple(path_from_json(one) for one in answer["paths"]),
             skew_s=(ended - asked[1], began - asked[0]),
+            store=StoreFacts.from_json(answer.get("store")),
+            image=ImageFacts.from_json(answer.get("image")),
         )

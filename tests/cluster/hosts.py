@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,7 +59,10 @@ def make_key(path: Path) -> Path:
 
 @dataclass
 class Sshd:
-    """An sshd of a test: its folder, port, and optionally its namespace."""
+    """An sshd of a test: its folder, port, and optionally its namespace.
+
+    ``prepare`` is shell that runs before it in its own mount namespace.
+    """
 
     folder: Path
     client_key: Path
@@ -67,10 +70,12 @@ class Sshd:
     address: str = "127.0.0.1"
     netns: str = ""
     options: Sequence[str] = ()
+    prepare: str = ""
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Sshd:
         self.folder.mkdir(exist_ok=True)
+        (self.folder / "log").write_text("")
         host_key = self.folder / "host_key"
         if not host_key.exists():
             make_key(host_key)
@@ -96,6 +101,8 @@ class Sshd:
         # Slave mounts: a private copy would keep a deleted namespace alive.
         apart = ["unshare", "--pid", "--fork", "--mount-proc", "--propagation", "slave"]
         inside = ["ip", "netns", "exec", self.netns, *apart] if self.netns else []
+        if self.prepare:
+            inside += ["sh", "-ec", f'{self.prepare}\nexec "$@"', "sh"]
         log = (self.folder / "log").open("ab")
         self.process = subprocess.Popen(
             [*inside, SSHD, "-D", "-e", "-f", str(config)],
@@ -114,6 +121,23 @@ class Sshd:
                 return
             time.sleep(0.02)
         raise AssertionError(text)
+
+    def restart(self) -> None:
+        """Read ``options`` anew, in the namespaces that it has."""
+        assert self.process is not None
+        config = self.folder / "sshd_config"
+        kept = [line for line in config.read_text().splitlines() if line]
+        config.write_text("\n".join([*kept, *self.options]) + "\n")
+        (self.folder / "log").write_text("")
+        os.kill(self._listener(), signal.SIGHUP)
+        self._await()
+
+    def _listener(self) -> int:
+        """The pid outside of the sshd that runs in namespaces of its own."""
+        parent = str(self.process.pid) if self.process else ""
+        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            return int(pid)
+        return int(parent)
 
     def stop(self) -> None:
         if self.process is not None:
@@ -200,6 +224,19 @@ class Host:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         return [int(pid) for pid in done.stdout.split()]
 
+    def kill_sshd(self) -> None:
+        """Kill every sshd in the namespace, open connections included."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                    os.kill(pid, signal.SIGKILL)
+
+    def boot(self) -> None:
+        """Start the host's sshd again, after all its processes have gone."""
+        assert self.sshd is not None
+        self.sshd.stop()
+        self.sshd.start()
+
     def kill_all(self) -> None:
         """Kill every process in the namespace."""
         for pid in self.pids():
@@ -225,6 +262,9 @@ class Lab:
     client: Client
     hosts: dict[str, Host] = field(default_factory=dict)
     tag: str = field(default_factory=lambda: secrets.token_hex(2))
+    prepare: Callable[[str], str] = lambda _name: ""
+    options: Sequence[str] = ()
+    switches: list[str] = field(default_factory=list)
 
     @property
     def subnet(self) -> str:
@@ -256,7 +296,8 @@ class Lab:
         ip("address", "add", f"{host.address}/24", "dev", "mgmt0", netns=netns)
         ip("link", "set", "mgmt0", "up", netns=netns)
         ip("route", "add", "default", "via", f"{self.subnet}.254", netns=netns)
-        sshd = Sshd(self.folder / name, self.client.key, 22, host.address, netns)
+        sshd = Sshd(self.folder / name, self.client.key, 22, "0.0.0.0", netns)
+        sshd.prepare, sshd.options = self.prepare(name), self.options
         host.sshd = sshd.start()
         self.client.alias(name, host.address, 22)
 
@@ -274,7 +315,24 @@ class Lab:
                 ip("address", "add", address, "dev", device, netns=netns)
             ip("link", "set", device, "up", netns=netns)
 
+    def switch(self, device: str, subnet: str) -> None:
+        """A port on every host, all on one switch, with an address in ``subnet``."""
+        bridge = f"{PREFIX}s{self.tag}"
+        ip("link", "add", bridge, "type", "bridge")
+        ip("link", "set", bridge, "up")
+        self.switches.append(bridge)
+        for number, host in enumerate(self.hosts.values(), start=1):
+            near = f"{PREFIX}p{self.tag}{number}"
+            words = ("type", "veth", "peer", "name", device, "netns", host.netns)
+            ip("link", "add", near, *words)
+            ip("link", "set", near, "master", bridge, "up")
+            address = f"{subnet}.{number}/24"
+            ip("address", "add", address, "dev", device, netns=host.netns)
+            ip("link", "set", device, "up", netns=host.netns)
+
     def close(self) -> None:
+        for bridge in self.switches:
+            ip("link", "del", bridge, check=False)
         for number, host in enumerate(self.hosts.values(), start=1):
             host.end()
             ip("link", "del", f"{PREFIX}m{self.tag}{number}", check=False)

@@ -33,7 +33,11 @@ class Done:
 
 @dataclass
 class TestKit:
-    """A kit below ``root``; ``run`` is the command line, as a user has it."""
+    """A kit below ``root``; ``run`` is the command line, as a user has it.
+
+    With ``worker``, an ssh target on this machine, rank 1 runs there; the fabric is
+    the loopback device.
+    """
 
     __test__ = False
     root: Path
@@ -42,6 +46,8 @@ class TestKit:
     scripts: dict[str, dict[str, Any]] = field(default_factory=dict)
     port: int = field(default_factory=take_port)
     master: int = field(default_factory=take_port)
+    worker: str = ""
+    environ: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.root.mkdir(exist_ok=True)
@@ -71,8 +77,14 @@ class TestKit:
             "timeouts.stop_s": "3",
             **self.settings,
         }
-        lines = ['name = "test"', 'topology = "loopback"', f'engine = "{self.engine}"']
+        topology = "tp2" if self.worker else "loopback"
+        lines = ['name = "test"', f'topology = "{topology}"']
+        lines += [f'engine = "{self.engine}"']
         lines += [f"{key} = {value}" for key, value in values.items()]
+        hosts = ("local", self.worker) if self.worker else ()
+        for number, ssh in enumerate(hosts, start=1):
+            lines += ["[[nodes]]", f'name = "spark-{number}"', f'ssh = "{ssh}"']
+            lines.append(f'fabric = "127.0.0.{number}"')
         (self.root / "kit.toml").write_text("\n".join(lines) + "\n")
 
     def argv(self, *words: str) -> list[str]:
@@ -82,7 +94,12 @@ class TestKit:
 
     def env(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of a command: the tests' own, and this checkout's code."""
-        return {**os.environ, "PYTHONPATH": str(REPOSITORY / "python"), **(extra or {})}
+        return {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY / "python"),
+            **self.environ,
+            **(extra or {}),
+        }
 
     def run(self, *words: str, limit_s: float = 90, **extra: str) -> Done:
         """Run a command to its end."""

@@ -64,6 +64,35 @@ def test_a_rank_that_ends_while_starting(stub_kit: Make, rank: int, code: int) -
     assert kit.run("start").code == 0
 
 
+@pytest.mark.cases(23)
+def test_a_first_connection_that_fails_is_tried_once_more_and_said(
+    stub_kit: Make,
+) -> None:
+    log = "NCCL WARN Call to ibv_reg_mr failed: Cannot allocate memory\n"
+    log += "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG)"
+    script = {"exit_after_s": 0.3, "mute": True, "log": log}
+    kit = stub_kit(rank1={**script, "once": True})
+    done = kit.run("start")
+    assert done.code == 0, done.err
+    assert done.err.count("deserves one more try") == 1
+    assert len(kit.boots()) == 2  # the logs of the first are kept
+    assert kit.run("stop").code == 0
+    kit.scripts["1"] = script
+    kit.write()
+    done = kit.run("start")
+    assert done.code == 5 and done.err.count("deserves one more try") == 1
+    assert len(kit.boots()) == 4
+    kit.assert_nothing_left()
+
+
+@pytest.mark.cases(102)
+def test_a_rank_that_is_late_is_waited_for(stub_kit: Make) -> None:
+    kit = stub_kit(rank1={"join_s": 3.0})
+    done = kit.run("start")
+    assert done.code == 0, done.err
+    assert kit.chat()[0] == 200
+
+
 @pytest.mark.cases(90)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("engine", [True, False], ids=["engine", "main"])
@@ -372,19 +401,18 @@ def test_a_damaged_state_file_is_no_obstacle(stub_kit: Make, text: str) -> None:
     assert kit.run("start").code == 0
 
 
-def test_one_operation_at_a_time(stub_kit: Make) -> None:
-    import fcntl
+def test_one_operation_at_a_time_across_checkouts(stub_kit: Make) -> None:
+    from glmspark.locks import lock_file, operation_lock
 
     kit = stub_kit()
     kit.run("start")
-    with (kit.state_folder / "lock").open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.truncate(0)
-        lock.write("start by somebody, pid 1")
-        lock.flush()
+    # Whoever has a kit of that name and rendezvous has another state folder.
+    with operation_lock(lock_file("test", kit.master), "restart"):
         done = kit.run("stop")
     assert done.code == 5
-    assert "another operation works on this kit: start by somebody, pid 1" in done.err
+    assert "another operation works on this kit: restart by" in done.err
+    assert f"pid {os.getpid()}, in {Path.cwd()}" in done.err
+    assert kit.run("stop").code == 0
 
 
 def test_two_starts_at_once_make_one_kit(stub_kit: Make) -> None:

@@ -194,6 +194,8 @@ def test_a_cpu_kit_with_bare_cables_takes_the_network_that_all_share(
         done.code == 0 and f"{made.lab.subnet}.1" in done.out and not made.kit.exists()
     )
     assert "cabling: one rail (tp2)" in done.err
+    # The ends of the cable hear each other, although no address is set.
+    assert "cable without addresses: spark-1 cable0 <-> spark-2 cable7" in done.err
 
 
 def test_a_ring_of_three_is_a_triangle(bench: Callable[..., Bench]) -> None:

@@ -8,115 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-from glmspark.hostkeys import ask_key, keep
-from glmspark.remote import Remote
 
-from tests.cluster.hosts import Client, Host, Lab, need_namespaces
-from tests.cluster.kits import Done, wait_for
-from tests.conftest import REPOSITORY
+from tests.cluster.kits import wait_for
+from tests.cluster.spread import Spread
 
 pytestmark = pytest.mark.netns
 
 
-class Spread:
-    """A kit of two hosts joined by a cable, and the head's command line."""
-
-    def __init__(self, lab: Lab, engine: str, settings: dict[str, str]) -> None:
-        self.lab = lab
-        self.root = lab.folder
-        self.head, self.worker = lab.hosts["spark-1"], lab.hosts["spark-2"]
-        lab.cable("spark-1", "c0", "10.66.1.1/24", "spark-2", "c7", "10.66.1.2/24")
-        model = self.root / "model"
-        model.mkdir()
-        (model / "config.json").write_text("{}")
-        (model / "stub.json").write_text("{}")
-        values = {
-            "weights.target": f'"{model}"' if engine == "stub" else '"loopback"',
-            "paths.state": f'"{self.root / "state"}"',
-            "paths.cache": f'"{self.root / "cache"}"',
-            "paths.ssh_config": f'"{lab.client.config}"',
-            "timeouts.stop_s": "4",
-            **settings,
-        }
-        lines = ['name = "test"', 'topology = "tp2"', 'runtime = "venv"']
-        lines += [f'engine = "{engine}"', *(f"{k} = {v}" for k, v in values.items())]
-        for number, ssh in ((1, "local"), (2, "spark-2")):
-            lines += ["[[nodes]]", f'name = "spark-{number}"', f'ssh = "{ssh}"']
-            lines.append(f'fabric = "10.66.1.{number}"')
-        (self.root / "kit.toml").write_text("\n".join(lines) + "\n")
-        for host in lab.hosts:
-            known = self.root / "state" / "known_hosts"
-            remote = Remote(host, host, known, lab.client.config)
-            keep(remote, ask_key(remote))
-
-    def argv(self, *words: str) -> list[str]:
-        """The ssh command of a user at the head."""
-        env = [f"PYTHONPATH={REPOSITORY / 'python'}", f"HOME={os.environ['HOME']}"]
-        env.append(f"PATH={os.environ['PATH']}")
-        kit = ["--kit", str(self.root / "kit.toml")]
-        inner = ["env", *env, sys.executable, "-m", "glmspark", *words, *kit]
-        known = f"-oUserKnownHostsFile={self.root / 'state' / 'known_hosts'}"
-        ssh = ["ssh", "-F", str(self.lab.client.config), known, "-oBatchMode=yes"]
-        return [*ssh, "spark-1", shlex.join(inner)]
-
-    def run(self, *words: str, limit_s: float = 120) -> Done:
-        done = subprocess.run(
-            self.argv(*words),
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-        return Done(done.returncode, done.stdout, done.stderr)
-
-    def ranks(self, host: Host) -> dict[int, list[int]]:
-        """The pids of rank processes that run in ``host``, by rank, relays left out."""
-        found: dict[int, list[int]] = {}
-        for pid in host.pids():
-            try:
-                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                words = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            marks = [one for one in environ if one.startswith(b"GLMSPARK_RANK=")]
-            if marks and words and b"\0serve\0" in words:
-                rank = int(marks[0].partition(b"=")[2])
-                found.setdefault(rank, []).append(pid)
-        return found
-
-    def assert_nothing_left(self) -> None:
-        assert (self.ranks(self.head), self.ranks(self.worker)) == ({}, {})
-
-
-@pytest.fixture
-def spread(tmp_path: Path) -> Iterator[Callable[..., Spread]]:
-    need_namespaces()
-    labs: list[Lab] = []
-
-    def make(engine: str = "stub", **settings: str) -> Spread:
-        folder = tmp_path / "lab"
-        folder.mkdir()
-        lab = Lab(folder, Client(folder / "client"))
-        labs.append(lab)
-        lab.open(["spark-1", "spark-2"])
-        return Spread(
-            lab, engine, {k.replace("__", "."): v for k, v in settings.items()}
-        )
-
-    yield make
-    for lab in labs:
-        lab.close()
-
-
-@pytest.mark.cases(2, 25, 39, 93)
+@pytest.mark.cases(2, 25, 39, 93, 96)
 def test_start_serves_over_two_hosts_and_stop_clears_both(
     spread: Callable[..., Spread],
 ) -> None:

@@ -187,6 +187,27 @@ def test_graph_capture_and_replay(
         assert case.error(out, case.answer(experts, *fresh)) <= BOUND
 
 
+@pytest.mark.parametrize("tokens", [33, 128, 300])
+def test_exllamav3_alone_under_capture(
+    experts: cuda.CudaExperts, tokens: int, tiers: Any
+) -> None:
+    """Nothing waits for the device, and a replay routes anew, all to one expert too."""
+    tiers(replace(cuda.limits(), coop_tokens=0, kernels=Kernels.EXLLAMAV3))
+    experts.reserve(512)
+    x, weights, ids = case.make_call(tokens)
+    experts.forward(x, weights, ids)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = experts.forward(x, weights, ids)
+    skewed = torch.arange(8, device="cuda", dtype=torch.int32).expand(tokens, 8)
+    for chosen in (case.make_call(tokens, seed=9)[2], skewed):
+        ids.copy_(chosen)
+        out.fill_(float("nan"))
+        graph.replay()
+        assert case.error(out, case.answer(experts, x, weights, ids)) <= BOUND
+
+
 @pytest.mark.parametrize("tokens", [8, 512, 7168])
 def test_the_grouped_tier_repeats_bit_for_bit(
     experts: cuda.CudaExperts, tokens: int, tiers: Any

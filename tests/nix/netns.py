@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,13 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.nix.check import find_pythons, python_folders
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts, chroot")
+needs_hosts = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ip") or not Path("/usr/sbin/sshd").exists(),
+    reason="needs root, iproute2 and openssh-server for two hosts of our own",
+)
 
 # What a program of the stand-in's store needs of the host, bound into its small root.
 HOST_FOLDERS = ("usr", "bin", "sbin", "lib", "lib64", "etc", "dev", "proc", "sys")
@@ -47,35 +50,15 @@ exec /usr/sbin/chroot "$root" "$@"
 """.replace("{folders}", " ".join(HOST_FOLDERS))
 
 
-_IMAGE = """
-set -eu
-root=$1
-shift
-mount --make-rprivate /
-for folder in $FOLDERS; do
-  mkdir -p "$root$folder"
-  mount --rbind "$folder" "$root$folder"
-done
-exec "$@"
-"""
-
-
 def python_homes() -> list[str]:
     """Folders of this machine's Pythons that are not below /usr."""
     homes = {Path(p).parents[1] for p in find_pythons(python_folders()).values()}
     return sorted(str(h) for h in homes if not h.is_relative_to("/usr"))
 
 
-def in_image(root: Path, config: dict[str, Any], *words: str) -> list[str]:
-    """A command in an unpacked image: its user, its environment, no network.
-
-    The stand-in's programs are the host's, so /usr and such are bound into ``root``.
-    """
-    folders = " ".join(["/usr", "/lib", "/lib64", "/dev", "/proc", *python_homes()])
-    chroot = ["/usr/sbin/chroot", f"--userspec={config['User']}", str(root), *words]
-    program = ["env", "-i", *config["Env"], *chroot]
-    space = ["env", f"FOLDERS={folders}", "unshare", "--mount", "--net", "sh", "-c"]
-    return [*space, _IMAGE, "image", str(root), *program]
+def has_python(version: str) -> bool:
+    """Whether this machine has that Python."""
+    return version in find_pythons(python_folders())
 
 
 @dataclass(frozen=True)
@@ -176,3 +159,30 @@ def _wait_for_port(host: Host) -> None:
             return
         time.sleep(0.1)
     raise AssertionError((host.work / "sshd.log").read_text())
+
+
+def serve_once(host: Host, kit: str) -> dict[str, object]:
+    """The tool and engine of ``kit`` on ``host``: start, ask, stop; the answer."""
+    program = must(host.inside("readlink", "-f", f"{kit}/bin/vllm")).strip()
+    env = {
+        "EXTRA_FOLDERS": " ".join(python_homes()),
+        "GLMSPARK_PATHS_ENGINE": program,
+        "HOME": str(host.work),
+        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+    }
+    tool = f"{kit}/bin/glmspark"
+    ask = (
+        "import json, urllib.request as u; r = u.Request("
+        "'http://127.0.0.1:8888/v1/completions', json.dumps({"
+        "'model': 'GLM-5.3-Flash-EXL3', 'prompt': 'hello', 'max_tokens': 4}).encode(),"
+        "{'content-type': 'application/json'}); "
+        "print(u.urlopen(r, timeout=60).read().decode())"
+    )
+    script = (
+        f"trap '{tool} stop >&2' EXIT; {tool} start --set supervisor=own >&2 && "
+        f'/usr/bin/python3 -c "{ask}"'
+    )
+    answer: dict[str, object] = json.loads(
+        must(host.inside("sh", "-ec", script), **env)
+    )
+    return answer

@@ -73,6 +73,7 @@ def test_nixos_driver_comes_first(tmp_path: Path) -> None:
     assert not (tmp_path / "links").exists()
 
 
+@pytest.mark.cases(130)
 @pytest.mark.skipif(
     not (shutil.which("gcc") and Path("/sbin/ldconfig").exists()),
     reason="gcc or ldconfig is missing: no real linker cache can be made",
@@ -97,6 +98,7 @@ def test_driver_of_the_linker_cache(tmp_path: Path) -> None:
     assert found.libcuda == libraries / "libcuda.so.1"
 
 
+@pytest.mark.cases(130)
 def test_container_without_linker_cache(tmp_path: Path) -> None:
     folder = tmp_path / "usr/lib/aarch64-linux-gnu"
     lay_library(folder, "libcuda.so.1", "libcuda.so.580", "libssl.so.3")
@@ -146,6 +148,7 @@ def test_gpu_environment(tmp_path: Path) -> None:
     assert got["NVCC_PREPEND_FLAGS"] == launch.NVCC_FLAGS
 
 
+@pytest.mark.cases(71)
 def test_caches_are_keyed_by_the_closure() -> None:
     """Kernels compiled for one closure are never found by another."""
     env = {"HOME": "/home/me", "PATH": "/usr/bin"}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.nix import netns
-from tests.nix.check import Workshop, find_pythons, python_folders
-from tests.nix.netns import Host, must, run
+from tests.nix.check import Workshop
+from tests.nix.netns import Host, must, needs_hosts, run, serve_once
 
 MACHINE = "x86_64-linux"
-needs_hosts = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("ip") or not Path("/usr/sbin/sshd").exists(),
-    reason="needs root, iproute2 and openssh-server for two hosts of our own",
-)
 
 
 @dataclass(frozen=True)
@@ -89,33 +82,6 @@ def test_unsigned_paths_are_refused_until_signed(pair: Pair, flake: str) -> None
     assert "copying path" not in again.stderr
 
 
-def serve_once(pair: Pair, kit: str) -> dict[str, object]:
-    """The tool and engine of ``kit`` on the second host: start, ask, stop."""
-    program = must(pair.second.inside("readlink", "-f", f"{kit}/bin/vllm")).strip()
-    env = {
-        "EXTRA_FOLDERS": " ".join(netns.python_homes()),
-        "GLMSPARK_PATHS_ENGINE": program,
-        "HOME": str(pair.second.work),
-        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
-    }
-    tool = f"{kit}/bin/glmspark"
-    ask = (
-        "import json, urllib.request as u; r = u.Request("
-        "'http://127.0.0.1:8888/v1/completions', json.dumps({"
-        "'model': 'GLM-5.3-Flash-EXL3', 'prompt': 'hello', 'max_tokens': 4}).encode(),"
-        "{'content-type': 'application/json'}); "
-        "print(u.urlopen(r, timeout=60).read().decode())"
-    )
-    script = (
-        f"trap '{tool} stop >&2' EXIT; {tool} start --set supervisor=own >&2 && "
-        f'/usr/bin/python3 -c "{ask}"'
-    )
-    answer: dict[str, object] = json.loads(
-        must(pair.second.inside("sh", "-ec", script), **env)
-    )
-    return answer
-
-
 @needs_hosts
 @pytest.mark.full
 @pytest.mark.netns
@@ -125,8 +91,7 @@ def test_copied_closure_serves(pair: Pair, flake: str) -> None:
 
     The second host sees the copied store alone at /nix; the cable is its only link.
     """
-    pythons = find_pythons(python_folders())
-    if "3.11" not in pythons:
+    if not netns.has_python("3.11"):
         pytest.skip("the loopback engine's lock is for Python 3.11, which is missing")
     kit = f"{flake}#legacyPackages.{MACHINE}.full-checks.loopback-kit"
     (path,) = pair.shop.build(kit)
@@ -136,6 +101,6 @@ def test_copied_closure_serves(pair: Pair, flake: str) -> None:
     )
     assert "10.99.0.0/24" in must(pair.second.argv("ip", "route"))
     assert "default" not in must(pair.second.argv("ip", "route"))
-    answer = serve_once(pair, str(path))
+    answer = serve_once(pair.second, str(path))
     assert answer["model"] == "GLM-5.3-Flash-EXL3"
     assert answer["choices"]

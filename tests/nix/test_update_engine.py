@@ -133,3 +133,16 @@ def test_locks_hold_no_address(lock: Path) -> None:
 def test_gb10_locks_fit_the_machine(tag: str) -> None:
     for row in json.loads((FOLDER / f"wheels-{tag}-aarch64.json").read_text()):
         assert engine.rank_wheel(row["file"], tag, "aarch64") is not None, row["file"]
+
+
+def test_gb10_locks_hold_what_the_parsers_of_glm_need() -> None:
+    """vLLM 0.32.0 asks for mistral_common[image] >= 1.11.6, which its parsers import.
+
+    The packages that the loopback engine does without must not be missing here.
+    """
+    for tag in ("cp312", "cp313"):
+        rows = json.loads((FOLDER / f"wheels-{tag}-aarch64.json").read_text())
+        versions = {row["name"]: row["version"] for row in rows}
+        found = tuple(map(int, versions["mistral-common"].split(".")))
+        assert found >= (1, 11, 6), tag
+        assert versions.keys() >= {"opencv-python-headless", "pillow", "ijson"}, tag

@@ -81,6 +81,7 @@ def run_engine(engine_env: dict[str, str]) -> Callable[..., Answers]:
             if line.startswith("ANSWER ")
         ]
         assert len(lines) == len(models), done.stdout[-6000:]
-        return lines
+        # What a failed worker said is in the log alone.
+        return [line | {"log": done.stdout} for line in lines]
 
     return run

@@ -55,7 +55,7 @@ def give(layer: Layer, name: str, raw: stfile.Raw) -> None:
 
 def test_the_native_weight_is_left_out_where_config_json_says_so() -> None:
     packed, twin = loopback.random_layer("x", (256, 256), RATE, 1)
-    method = Exl3LinearMethod(RATE, ignores_native=True)
+    method = Exl3LinearMethod(RATE, ["o_proj"], ignores_native=True)
     layer = layer_of(method)
     give(layer, "weight", twin)
     for name, raw in packed.items():
@@ -70,7 +70,7 @@ def test_the_native_weight_is_left_out_where_config_json_says_so() -> None:
 
 def test_a_native_weight_that_nobody_announced_is_an_error() -> None:
     _, twin = loopback.random_layer("x", (256, 256), RATE, 1)
-    layer = layer_of(Exl3LinearMethod(RATE))
+    layer = layer_of(Exl3LinearMethod(RATE, ["o_proj"]))
     with pytest.raises(Exl3Error, match=r"o_proj\.weight does not belong"):
         give(layer, "weight", twin)
 

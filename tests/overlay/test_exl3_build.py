@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from vllm_exl3 import build, kernel_file
+import torch
+from vllm_exl3 import build, kernel_file, upstream
 from vllm_exl3.errors import Exl3ConfigError, Exl3Error
 from vllm_exl3.kernel_file import Manifest
 from vllm_exl3.tables import Codebook
+from vllm_exl3.toolchain import toolchain
 
-from tests.overlay import cubin
+from tests.overlay import cubin, pinned_nvcc
 
 REPO = Path(__file__).parents[2]
 PATCHES = sorted((REPO / "overlay/exllamav3").glob("*.patch"))
@@ -28,29 +32,19 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """exllamav3's pinned wheel, by pip; kept in the cache between runs."""
     cache = kernel_file.cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
-    return build.fetch(cache)
+    return upstream.fetch(cache)
 
 
-def test_the_pinned_file_is_checked(tmp_path: Path) -> None:
+def test_the_pinned_file_is_checked(source: Path, tmp_path: Path) -> None:
+    upstream.check_hash(source)
     file = tmp_path / "exllamav3.whl"
-    file.write_bytes(b"something else")
-    build.check_hash(file, hashlib.sha256(b"something else").hexdigest())
+    file.write_bytes(source.read_bytes()[:-1])
     with pytest.raises(Exl3Error, match=r"has sha256 .*, needed 550c0d04"):
-        build.check_hash(file, json.loads(build.SOURCES.read_text())["sha256"])
-
-
-def test_a_wrong_source_stops_the_build(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "exllamav3.whl"
-    file.write_bytes(b"something else")
-    status = build.main(["--source", str(file), "--cache", str(tmp_path)])
-    assert status == 7
-    assert "needed 550c0d04" in capsys.readouterr().err
+        upstream.check_hash(file)
 
 
 def test_patches_apply_and_reverse(source: Path, tmp_path: Path) -> None:
-    folder = build.unpack(source, tmp_path, PATCHES)
+    folder = upstream.unpack(source, tmp_path, PATCHES)
     assert PATCHES
     assert (
         "g = fminf(g, limit);"
@@ -59,7 +53,7 @@ def test_patches_apply_and_reverse(source: Path, tmp_path: Path) -> None:
     for patch in reversed(PATCHES):
         command = ["patch", "--strip=1", "--fuzz=0", "--reverse", "--batch"]
         command += [f"--input={patch}", f"--directory={tmp_path}"]
-        build.run(command, "reversing")
+        upstream.run(command, "reversing")
         text = patch.read_text()
         heads = ("Why:", "Upstream:", "Delete when:", "Proved by:")
         assert all(head in text for head in heads)
@@ -70,32 +64,34 @@ def test_a_patch_that_drifted_fails(source: Path, tmp_path: Path) -> None:
     text = PATCHES[0].read_text()
     drifted.write_text(text.replace(" act_oai_swiglu(g, u", " act_oai_glu(g, u"))
     with pytest.raises(Exl3Error, match=r"applying 0001\.patch failed"):
-        build.unpack(source, tmp_path / "source", [drifted])
+        upstream.unpack(source, tmp_path / "source", [drifted])
 
 
 def test_an_unpatched_build_is_refused(tmp_path: Path) -> None:
-    assert build.patches_in(REPO / "overlay/exllamav3") == PATCHES
+    assert upstream.patches_in(REPO / "overlay/exllamav3") == PATCHES
     with pytest.raises(Exl3ConfigError, match="holds no patch for exllamav3"):
-        build.patches_in(tmp_path)
+        upstream.patches_in(tmp_path)
 
 
 def test_bad_arch_lists_are_refused() -> None:
-    assert build.toolchain("nvcc", "12.1a;9.0a").gencode() == [
+    assert toolchain("nvcc", "12.1a;9.0a").gencode() == [
         "-gencode=arch=compute_121a,code=sm_121a",
         "-gencode=arch=compute_90a,code=sm_90a",
     ]
-    for bad in ("", "sm_121a", "Hopper"):
+    for bad in ("", "sm_121a", "Hopper", "121a", "12.1aa", "12.1a+PTX", "1.2.3"):
         with pytest.raises(Exl3ConfigError, match="is no list of capabilities"):
-            build.toolchain("nvcc", bad)
+            toolchain("nvcc", bad)
 
 
 def test_a_missing_compiler_or_a_failing_one_is_named() -> None:
     with pytest.raises(Exl3Error, match="compiling x failed with status 1") as caught:
-        build.run([sys.executable, "-c", "raise SystemExit('no way')"], "compiling x")
+        upstream.run(
+            [sys.executable, "-c", "raise SystemExit('no way')"], "compiling x"
+        )
     assert "no way" in str(caught.value)
     assert caught.value.exit_code == 5
     with pytest.raises(Exl3Error, match="asking: no program /no/nvcc"):
-        build.run(["/no/nvcc", "--version"], "asking")
+        upstream.run(["/no/nvcc", "--version"], "asking")
 
 
 @pytest.mark.parametrize(
@@ -129,9 +125,50 @@ def test_an_extension_for_something_else_is_refused(tmp_path: Path) -> None:
 def test_an_absent_or_broken_manifest_says_how_to_build(tmp_path: Path) -> None:
     with pytest.raises(Exl3Error, match=r"not built.*python -m vllm_exl3\.build"):
         Manifest.read(tmp_path)
-    (tmp_path / kernel_file.MANIFEST).write_text("{}")
+    good = asdict(GB10)
+    path = tmp_path / kernel_file.MANIFEST
+    wrong: list[Any] = [{}, [], 7, good | {"archs": "12.1a"}, good | {"torch": None}]
+    wrong += [good | {"archs": ["gb10"]}, good | {"codebook": 9}, good | {"x": 1}]
+    for bad in wrong:
+        path.write_text(json.dumps(bad))
+        with pytest.raises(Exl3Error, match="is no manifest"):
+            Manifest.read(tmp_path)
+    path.write_bytes(b"\xff{")
     with pytest.raises(Exl3Error, match="is no manifest"):
         Manifest.read(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(Exl3Error, match="cannot be read: Is a directory"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "library", "message"),
+    [
+        (GB10, b"", r"for torch 2\.13\.0\+cu130, this is"),
+        (replace(GB10, torch=torch.__version__, archs=("9.0a",)), b"", r"for 9\.0a"),
+        (replace(GB10, torch=torch.__version__), b"junk", r"kernels\.so does not load"),
+        (replace(GB10, torch=torch.__version__), None, r"kernels\.so does not load"),
+        (None, b"", r"not built: .* is absent; python -m vllm_exl3\.build"),
+    ],
+    ids=["torch", "arch", "junk", "no library", "no manifest"],
+)
+def test_nothing_foreign_is_loaded(
+    manifest: Manifest | None,
+    library: bytes | None,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The checks run where an engine loads the kernels, on a machine called GB10."""
+    monkeypatch.setenv("EXL3_KERNELS", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 1))
+    if manifest is not None:
+        manifest.write(tmp_path)
+    if library is not None:
+        (tmp_path / kernel_file.LIBRARY).write_bytes(library)
+    with pytest.raises(Exl3Error, match=message):
+        kernel_file.load.__wrapped__()
 
 
 def test_every_left_out_kernel_has_a_stub() -> None:
@@ -142,15 +179,32 @@ def test_every_left_out_kernel_has_a_stub() -> None:
     assert text.count("MoeCoopKernel ") == 2 * 7 + 2 * 3
 
 
+def compiler(cache: Path) -> tuple[str, dict[str, str]]:
+    """The machine's nvcc 13, else that of the pinned wheels, and its environment."""
+    nvcc = shutil.which(os.environ.get("NVCC", "nvcc"))
+    if nvcc is not None and "release 13." in upstream.run([nvcc, "--version"], nvcc):
+        return nvcc, {}
+    return str(pinned_nvcc.install(cache)), {"NVCC_PREPEND_FLAGS": pinned_nvcc.FLAGS}
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_compiler_is_pinned_for_both_machines(machine: str) -> None:
+    lines = pinned_nvcc.requirements(machine).splitlines()
+    assert {line.partition("==")[0] for line in lines} == pinned_nvcc.NAMES
+    assert all("--hash=sha256:" in line for line in lines)
+
+
 @pytest.mark.full
 def test_the_kernels_compile_for_gb10(source: Path, tmp_path: Path) -> None:
     """Compile and link for sm_121a; the library holds its machine code."""
-    nvcc = shutil.which(os.environ.get("NVCC", "nvcc"))
-    if nvcc is None:
-        pytest.skip("no nvcc: set NVCC, or install the package nvidia-cuda-nvcc")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if shutil.which("g++") is None or not header.exists():
+        pytest.skip("nvcc needs a host compiler: apt-get install g++ python3-dev")
+    nvcc, flags = compiler(source.parent)
     command = [sys.executable, "-m", "vllm_exl3.build", "--arch", "12.1a"]
     command += ["--source", str(source), "--out", str(tmp_path), "--nvcc", nvcc]
-    env = os.environ | {"PYTHONPATH": str(REPO / "overlay")}
+    command += ["--cache", str(source.parent)]
+    env = os.environ | {"PYTHONPATH": str(REPO / "overlay")} | flags
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     library = tmp_path / kernel_file.LIBRARY

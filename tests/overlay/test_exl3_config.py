@@ -22,10 +22,12 @@ with warnings.catch_warnings():
         QUANTIZATION_METHODS,
         get_quantization_config,
     )
-    from vllm_exl3 import config, loopback
+    from vllm_exl3 import config, cuda, loopback
     from vllm_exl3.config import Exl3Config
     from vllm_exl3.errors import Exl3ConfigError, Exl3Error
+    from vllm_exl3.kernel_file import Manifest
     from vllm_exl3.linear import Exl3LinearMethod
+    from vllm_exl3.moe import Exl3MoEMethod
     from vllm_exl3.schema import Rate
     from vllm_exl3.tables import Codebook
 
@@ -99,7 +101,7 @@ def load(layer: Layer, tensors: dict[str, Any], shard: Any = None) -> None:
 @pytest.mark.parametrize("cut", ["rows", "columns"])
 def test_a_dense_layer_over_two_ranks(cut: str) -> None:
     tensors, weight = tensors_of("dense", (256, 512))
-    x, method = torch.randn(3, 256), Exl3LinearMethod(MCG4)
+    x, method = torch.randn(3, 256), Exl3LinearMethod(MCG4, ["o_proj"])
     parts = []
     for rank in (0, 1):
         layer = Layer(2, rank)
@@ -114,7 +116,7 @@ def test_a_dense_layer_over_two_ranks(cut: str) -> None:
 
 
 def test_a_fused_layer_keeps_each_parts_scales() -> None:
-    method, layer = Exl3LinearMethod(MCG4), Layer()
+    method, layer = Exl3LinearMethod(MCG4, ["gate_proj", "up_proj"]), Layer()
     method.create_weights(layer, 128, [256, 128], 128, 384, torch.float32)
     weights = []
     for shard, columns in enumerate((256, 128)):
@@ -128,18 +130,108 @@ def test_a_fused_layer_keeps_each_parts_scales() -> None:
 
 
 def test_dense_faults_are_named() -> None:
-    method, layer = Exl3LinearMethod(MCG4), Layer()
+    method, layer = Exl3LinearMethod(MCG4, ["o_proj"]), Layer()
     method.create_weights(layer, 128, [128], 128, 128, torch.float32)
     tensors, _ = tensors_of("dense", (128, 128))
     with pytest.raises(Exl3Error, match=r"model\.o_proj\.mul1 does not belong"):
         layer.mul1.weight_loader(layer.mul1, tensors["mcg"])
     load(layer, {k: v for k, v in tensors.items() if k != "svh"})
-    with pytest.raises(Exl3Error, match=r"model\.o_proj: part0\.suh .* twice"):
+    with pytest.raises(Exl3Error, match=r"model\.o_proj: o_proj\.suh .* twice"):
         load(layer, {"suh": tensors["suh"]})
-    with pytest.raises(Exl3Error, match=r"missing: model\.o_proj: part0\.svh"):
+    with pytest.raises(Exl3Error, match=r"o_proj\.sv \(rank 0\) is float16 \[128\]"):
+        load(layer, {"sv": tensors["svh"]})
+    with pytest.raises(Exl3Error, match=r"missing: model\.o_proj: o_proj\.svh"):
         method.process_weights_after_loading(layer)
-    with pytest.raises(Exl3ConfigError, match="input of 256 elements cannot be split"):
-        method.create_weights(Layer(4), 64, [128], 256, 128, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "message"),
+    [
+        (64, [256], r"input of 256 elements cannot be .* over 4 ranks.* size of 1, 2$"),
+        (256, [64], r"output of o_proj of 256 .* over 4 ranks.* size of 1, 2$"),
+        (256, [100], r"output of o_proj has 400 elements, needed a multiple of 128"),
+        (256, [128, 128], r"fuses 2 layers, of which .* knows o_proj: it cannot be"),
+    ],
+)
+def test_a_dense_layer_that_cannot_be_split_is_refused(
+    rows: int, columns: list[int], message: str
+) -> None:
+    method, layer = Exl3LinearMethod(MCG4, ["o_proj"]), Layer(4)
+    with pytest.raises(Exl3ConfigError, match=message):
+        method.create_weights(
+            layer, rows, columns, 256, 4 * sum(columns), torch.float32
+        )
+
+
+def test_a_listed_layer_that_is_not_linear_is_refused() -> None:
+    listed = REAL | {"non_routed_exl3": {"layers": ["lm_head"]}}
+    made = Exl3Config.from_config(listed)
+    with pytest.raises(
+        Exl3ConfigError, match="lists lm_head, a Embedding: only linear"
+    ):
+        made.get_quant_method(torch.nn.Embedding(1, 1), "lm_head")
+
+
+def test_a_width_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = vllm_config(2)
+    broken.model_config.hf_text_config.moe_intermediate_size = "2048"
+    with pytest.raises(Exl3ConfigError, match="moe_intermediate_size is '2048'"):
+        ask_first_layer(monkeypatch, broken)
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (Rate(2.5, Codebook.MUL1), r"x is K = 2\.5 mul1, which no GPU kernel reads"),
+        (Rate(4, Codebook.THREE_INST), r"x is K = 4 3inst, which no GPU kernel reads"),
+        (Rate(3, Codebook.MCG), r"built for K = 4 mcg; .*--bits 3 --codebook mcg"),
+        (MCG4, r"built for torch 1\.0, this is"),
+    ],
+)
+def test_kernels_are_asked_for_before_weights_are_read(
+    rate: Rate, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXL3_KERNELS", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 1))
+    Manifest("1.0", ("12.1a",), 4, 1, "").write(tmp_path)
+    on_gpu: Any = SimpleNamespace(is_cuda=True)
+    with pytest.raises(Exl3Error, match=message):
+        cuda.require_kernels(on_gpu, rate, "x")
+    cuda.require_kernels(torch.empty(0), rate, "x")
+
+
+def test_both_methods_ask_for_kernels_in_create_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM calls it before it reads the first file of a checkpoint."""
+    asked: list[str] = []
+    monkeypatch.setattr(cuda, "require_kernels", lambda *call: asked.append(call[-1]))
+    dense = Exl3LinearMethod(MCG4, ["o_proj"])
+    dense.create_weights(Layer(), 128, [128], 128, 128, torch.float32)
+    method, experts = object.__new__(Exl3MoEMethod), Layer()
+    method.rate = MCG4
+    ranks = {"tp_size": 1, "tp_rank": 0, "use_ep": False, "ep_rank": 0}
+    method.moe = SimpleNamespace(moe_parallel_config=SimpleNamespace(**ranks))
+    vars(experts).update(
+        layer_name="model.experts",
+        apply_router_weight_on_input=False,
+        expert_map_manager=SimpleNamespace(get_local_expert_ids=lambda: [0]),
+        _map_global_expert_id_to_local_expert_id=lambda expert: expert,
+    )
+    method.create_weights(experts, 1, 128, 128, torch.float32)
+    assert asked == ["model.o_proj", "model.experts"]
+
+
+def test_gaps_end_behind_the_first_other_token() -> None:
+    """What the run on a GPU prints for each token (tests/gpu/engine_exl3.py)."""
+    from tests.gpu.engine_exl3 import gaps
+
+    one = {"tokens": [[1, 2, 3], [4, 5, 6]], "logprobs": [[-1.0, -2, -3], [-1, -2, -3]]}
+    other = {
+        "tokens": [[1, 2, 3], [4, 9, 6]],
+        "logprobs": [[-1, -2, -3.5], [-1, -4, 0]],
+    }
+    assert gaps(one, other) == [[0, 0, 0.5], [0, 2]]
 
 
 def test_the_installed_package_can_build_its_kernels(plugin_site: Path) -> None:

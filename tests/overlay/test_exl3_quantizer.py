@@ -120,12 +120,6 @@ def test_a_checkpoint_of_real_weights(tmp_path: Path) -> None:
     assert parse(config["quantization_config"]).experts == Rate(2, Codebook.MCG)
 
 
-def test_bad_requests_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_requests_are_named() -> None:
     with pytest.raises(Exl3Error, match="input has 100 elements"):
         quantizer.quantize(torch.zeros(100, 128), Rate(4, Codebook.MCG))
-    assert quantize.main([str(tmp_path), str(tmp_path / "x")]) == 3
-    assert "holds no *.safetensors" in capsys.readouterr().err
-    assert quantize.main([str(tmp_path), "x", "--bits", "9"]) == 7
-    assert "K = 9.0 is no EXL3 rate" in capsys.readouterr().err

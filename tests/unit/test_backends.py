@@ -29,7 +29,7 @@ from tests.unit.test_runner import FakeRunner
 ARGV = ("/opt/a b/python", "-m", "glmspark", 'quo"te', "100%")
 
 
-@pytest.mark.cases(108)
+@pytest.mark.cases(108, 117)
 def test_the_unit_file_as_text() -> None:
     assert render_unit("pair", ARGV, memlock=True) == (
         "[Unit]\n"

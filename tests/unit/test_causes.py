@@ -60,6 +60,8 @@ def test_prefixes_are_taken_off() -> None:
         ("InvalidCxxCompiler: none", "TORCH_COMPILE_DISABLE"),
         ("ibv_create_qp failed: errno 61", "GID"),
         ("transport retry counter exceeded", "MTU"),
+        ("RuntimeError: on b: the kernel killed it for lack of memory", "largest"),
+        ("rank 1 lost the fabric: device c7 is down", "the cable"),
         ("ibv_reg_mr: Cannot allocate memory", "memlock"),
         ("OSError: [Errno 28] No space left on device", "disk"),
     ],
@@ -69,7 +71,7 @@ def test_known_failures_have_remedies(text: str, part: str) -> None:
 
 
 def test_every_signature_is_tried_by_the_test_above() -> None:
-    assert len(SIGNATURES) == 10
+    assert len(SIGNATURES) == 12
 
 
 def test_an_unknown_failure_has_no_remedy() -> None:

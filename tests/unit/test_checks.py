@@ -12,7 +12,9 @@ from glmspark.checks import CHECKS, check_nodes, unreachable
 from glmspark.checks.fabric import fabric_rails
 from glmspark.doctor import examine, question
 from glmspark.hostfacts import Consumer, GpuUser
+from glmspark.imageside import ImageFacts
 from glmspark.initkit import propose, render, require_cabling
+from glmspark.nixside import StoreFacts
 from glmspark.preflight import Finding, check_waivers, report
 from glmspark.remoteerrors import RemoteError
 from glmspark.schema import Kit
@@ -98,6 +100,16 @@ FAULTS: dict[str, tuple[Callable[[Views], Views], str]] = {
     "fabric.rails": (lambda v: b_port(v, 1, addresses=()), "no IPv4 address"),
     "fabric.gid-mode": (lambda v: b_port(v, 0, addr_gen_mode=2), "private IPv6"),
     "fabric.pcie": (lambda v: b_port(v, 1, pcie_width=2), "2 of 4 PCIe lanes"),
+    "fabric.counters": (
+        lambda v: b_fabric(
+            v,
+            rdma=tuple(
+                replace(one, counters={"out_of_sequence": 7})
+                for one in v[1].fabric.rdma
+            ),
+        ),
+        "has counted out_of_sequence 7",
+    ),
     "fabric.verbs": (lambda v: b_fabric(v, verbs_nodes=0), "/dev/infiniband"),
     "host.kernel": (lambda v: b_facts(v, kernel="7.0.0-31"), "kernel 7.0.0-31"),
     "host.cma": (lambda v: b_memory(v, CmaTotal=0), "out of 0 MiB"),
@@ -122,6 +134,15 @@ FAULTS: dict[str, tuple[Callable[[Views], Views], str]] = {
         lambda v: b_host(v, gpus=(replace(v[1].host.gpus[0], clock_max_mhz=2100),)),
         "2100 MHz",
     ),
+    "host.power": (
+        lambda v: b_host(
+            v,
+            gpus=(
+                replace(v[1].host.gpus[0], clock_mhz=805, power_w=19, busy_percent=96),
+            ),
+        ),
+        "96 % busy at 805 MHz and 19 W",
+    ),
     "host.clock": (
         lambda v: [v[0], replace(v[1], skew_s=(89.8, 90.3))],
         "90 s ahead of",
@@ -131,7 +152,31 @@ FAULTS: dict[str, tuple[Callable[[Views], Views], str]] = {
         lambda v: b_facts(v, engine={"version vllm": "0.31.0"}),
         "vllm=0.31.0",
     ),
-    "weights.same": (lambda v: b_host(v, store=("views/x",)), "store has views/x"),
+    "weights.same": (
+        lambda v: b_host(v, store=("views/x", *v[1].host.store)),
+        "store has views/x",
+    ),
+    "weights.view": (
+        lambda v: [replace(one, host=replace(one.host, store=())) for one in v],
+        "no view of brandonmusic--GLM-5.3-Flash-EXL3-4bpw--4739eb1bcfd4",
+    ),
+    "engine.closure": (
+        lambda v: [
+            replace(v[0], store=StoreFacts("k:1", "/n/nix", has_closure=True)),
+            replace(
+                v[1], store=StoreFacts("k:1", "/n/nix", "2", "me", trusts_user=False)
+            ),
+        ],
+        "takes unsigned paths from trusted users only; me is none",
+    ),
+    "engine.image": (
+        lambda v: [v[0], replace(v[1], image=ImageFacts("/bin/docker", why="denied"))],
+        "denied",
+    ),
+    "engine.cdi": (
+        lambda v: [v[0], replace(v[1], image=ImageFacts("/bin/podman", "sha256:0"))],
+        "no CDI specification",
+    ),
 }
 # Faults that bring another finding with them, which says what follows.
 FOLLOWING = {
@@ -153,8 +198,8 @@ def test_two_healthy_sparks_have_no_finding(views: Views) -> None:
 
 
 @pytest.mark.cases(
-    *(11, 16, 18, 20, 21, 22, 31, 34, 35),
-    *(85, 87, 88, 125),
+    *(11, 16, 18, 20, 21, 22, 29, 31, 34, 35),
+    *(85, 87, 88, 125, 139),
 )
 @pytest.mark.parametrize("check", FAULTS)
 def test_each_fault_fires_its_check_on_its_node(check: str, views: Views) -> None:
@@ -189,6 +234,42 @@ def test_different_mtus_of_the_ends_are_found_without_a_packet(views: Views) -> 
     (one,) = (one for one in findings if one.check == "fabric.mtu")
     assert one.seen == "MTUs differ (a 9000, b 1500)"
     assert "ip link set enp1s0f0np0 mtu 9000" in one.remedy
+
+
+@pytest.mark.cases(85)
+def test_too_little_memory_names_shortfall_and_largest_context(views: Views) -> None:
+    short = b_memory(views, MemAvailable=106 * GIB)
+    kit = make_kit(serve={"max_model_len": 1048576})
+    found = [one for one in check_nodes(kit, short) if one.check == "host.memory"]
+    one = next(one for one in found if one.node == "b")
+    assert "GiB for a context of 1048576 tokens" in one.needed
+    fits = int(one.needed.rpartition(" is ")[2].removesuffix(" tokens"))
+    assert fits > 100_000 and f"--set serve.max_model_len={fits}" in one.remedy
+    smaller = make_kit(serve={"max_model_len": fits})
+    assert check_nodes(smaller, short) == []
+
+
+def test_a_pool_that_the_kit_asks_for_must_be_there(views: Views) -> None:
+    kit = make_kit(serve={"kv_cache_bytes": 60 * GIB})
+    found = [one for one in check_nodes(kit, views) if one.check == "host.memory"]
+    assert [one.node for one in found] == ["a", "b"]
+    assert "lower serve.kv_cache_bytes" in found[0].remedy
+
+
+def test_the_drafter_has_a_view_too(views: Views) -> None:
+    kit = make_kit(weights={"drafter": "dflash2"})
+    found = [one for one in check_nodes(kit, views) if one.check == "weights.view"]
+    assert [one.node for one in found] == ["a", "b"]
+    assert "GLM-5.3-Flash-DFlash2" in found[0].seen
+    assert "weights fetch" in found[0].remedy and "share --to b" in found[1].remedy
+    slug = "incoai--GLM-5.3-Flash-DFlash2--7d74cdd8"
+    held = found[0].seen.removeprefix("the store has no view of ")
+    assert held.startswith(slug)
+    full = [
+        replace(v, host=replace(v.host, store=(*v.host.store, f"views/{held}")))
+        for v in views
+    ]
+    assert check_nodes(kit, full) == []
 
 
 @pytest.mark.cases(27)
@@ -265,6 +346,8 @@ def test_init_writes_a_kit_that_is_valid_and_names_what_it_saw(
     assert [node.ssh for node in kit.nodes] == ["local", "me@b"]
     assert kit.weights.drafter == "mtp"
     assert "# cabling: two rails (tp2)" in text and "enp1s0f0np0" in text
+    asked = render(propose(views, {"a": "local", "b": "b"}), "s", "mtp", {}, "oci")
+    assert 'runtime = "oci"' in asked
 
 
 def test_init_gives_the_commands_for_ports_without_addresses(views: Views) -> None:

@@ -269,3 +269,16 @@ def test_commands_import_no_more_than_they_need(
     )
     loaded = set(done.stdout.split())
     assert [name for name in absent if name in loaded] == []
+
+
+def test_doctor_looks_at_the_rest_where_the_kit_names_no_engine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from glmspark.cli import run
+
+    words = ["doctor", "--json", "--set", "runtime=oci", "--set", "engine=stub"]
+    assert run(words) == 4
+    said = json.loads(capsys.readouterr().out)
+    (found,) = [one for one in said["findings"] if one["check"] == "engine.image"]
+    assert found["seen"] == "runtime is oci, and the kit names no image"
+    assert said["nodes"]

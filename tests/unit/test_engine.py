@@ -59,6 +59,12 @@ def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine_python((str(program),)) == sys.executable
     (program.parent / "python").touch()
     assert engine_python((str(program),)) == str(program.parent / "python")
+    link = tmp_path / "profile" / "vllm"
+    link.parent.mkdir()
+    link.symlink_to(program)
+    assert engine_python((str(link),)) == str(program.parent / "python")
+    monkeypatch.chdir(program.parent)
+    assert engine_python(("vllm",)) == sys.executable
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     monkeypatch.setenv("PATH", str(program.parent))
     assert find_program(kit()) == (str(program),)

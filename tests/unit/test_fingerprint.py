@@ -90,3 +90,14 @@ def test_a_fingerprint_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     fingerprint.write(file, {"a": "1"})
     assert fingerprint.read(file) == {"a": "1"}
     assert [p.name for p in tmp_path.iterdir() if p.suffix == ".part"] == []
+
+
+@pytest.mark.cases(36)
+def test_another_nccl_on_one_rank_is_a_difference(tmp_path: Path) -> None:
+    stated = {}
+    for rank, version in enumerate(("2.30.3", "2.29.7")):
+        site = tmp_path / str(rank)
+        (site / f"nvidia_nccl_cu13-{version}.dist-info").mkdir(parents=True)
+        stated[rank] = fingerprint.engine_versions([str(site)])
+    (line,) = fingerprint.differences(stated)
+    assert line.startswith("version nvidia-nccl-cu13 differs (rank 0: 2.30.3, rank 1")

@@ -29,7 +29,7 @@ from glmspark.hostfacts import (
 
 SMI = """#!/bin/sh
 case "$1" in
---query-gpu=*) echo "NVIDIA GB10, 580.95.05, 804, 3003, 19.20, [N/A]";;
+--query-gpu=*) echo "NVIDIA GB10, 580.95.05, 804, 3003, 19.20, [N/A], 96";;
 --query-compute-apps=*) echo "4711, /usr/bin/python3"; echo "4712, VLLM::Worker";;
 esac
 """
@@ -81,7 +81,7 @@ def test_a_host_with_a_gpu_and_a_guard(roots: Roots, tmp_path: Path) -> None:
     assert read_sizes(roots) == (16777212 * 1024, 1 << 30)
     assert facts.killers == ("earlyoom",)
     assert [one.name for one in facts.consumers] == ["python3", "earlyoom"]
-    assert facts.gpus == (Gpu("NVIDIA GB10", "580.95.05", 804, 3003, 19.2, 0.0),)
+    assert facts.gpus == (Gpu("NVIDIA GB10", "580.95.05", 804, 3003, 19.2, 0.0, 96),)
     assert [one.pid for one in facts.gpu_users] == [4711, 4712]
     assert (facts.driver, facts.ip_forward) == ("580.95.05", True)
     assert facts.store == ("views/model@1",)

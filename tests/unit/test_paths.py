@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 from glmspark.errors import CommandError, ConfigError
-from glmspark.locks import operation_lock, user_name
+from glmspark.locks import lock_file, operation_lock, user_name
 from glmspark.paths import ensure_key, kit_paths, make_folder, read_key
 from glmspark.settings import load_settings
 
@@ -123,6 +126,65 @@ def test_a_lock_has_one_holder_who_is_named(tmp_path: Path) -> None:
         pass
     with operation_lock(file, "stop"):
         pass
+
+
+def test_the_folder_of_the_locks_is_every_users(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        file = lock_file("home", 29555, tmp_path)
+        with operation_lock(file, "start"):
+            pass
+    finally:
+        os.umask(before)
+    assert file.name == "home-29555.lock"
+    assert file.parent.stat().st_mode & 0o7777 == 0o1777
+    assert file.stat().st_mode & 0o777 == 0o644
+    file.unlink()
+    file.symlink_to(tmp_path / "elsewhere")  # set by somebody who means no good
+    with (
+        pytest.raises(ConfigError, match="cannot open the lock"),
+        operation_lock(file, "start"),
+    ):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+    file.parent.chmod(0o755)
+    with pytest.raises(ConfigError, match="no folder that every user may write to"):
+        lock_file("home", 29555, tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root: acts as another user")
+def test_a_lock_holds_across_users(tmp_path: Path) -> None:
+    base = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    base.chmod(0o755)
+    file = lock_file("home", 29555, base)
+
+    def as_nobody() -> str:
+        """What a user with no rights here gets; the child may not use pytest."""
+        read, write = os.pipe()
+        if (pid := os.fork()) == 0:
+            said = "held"
+            try:
+                os.setuid(65534)
+                with operation_lock(file, "stop"):
+                    pass
+            except CommandError as error:
+                said = str(error)
+            finally:
+                os.write(write, said.encode())
+                os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(write)
+        with os.fdopen(read) as answer:
+            return answer.read()
+
+    try:
+        with operation_lock(file, "restart"):
+            assert "another operation works on this kit: restart by" in as_nobody()
+        assert as_nobody() == "held"
+        with operation_lock(file, "start"):  # nobody's note is not taken for ours
+            assert "on this kit: start by" in as_nobody()
+    finally:
+        shutil.rmtree(base)
 
 
 def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_loopback_start() -> None:
     compare("plan-loopback-start.txt", make())
 
 
+@pytest.mark.cases(95)
 def test_loopback_restart_checks_before_it_stops() -> None:
     plan = make(Goal.RESTART)
     actions = [step.action for step in plan.steps]

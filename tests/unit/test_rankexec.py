@@ -180,12 +180,12 @@ def test_a_rank_holds_the_view_it_serves(tmp_path: Path) -> None:
     folder = str(root / "views/.gen/model-1")
     assert hold_model(spec).argv == ("vllm", "serve", folder, "--x")
     assert lease.held_views(store) == {"model-1"}
-    for fd in os.listdir("/proc/self/fd"):  # the engine ends
+    for fd in Path("/proc/self/fd").iterdir():  # the engine ends
         with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{fd}").startswith(str(root)):
-                os.close(int(fd))
+            if fd.readlink().is_relative_to(root):
+                os.close(int(fd.name))
     assert lease.held_views(store) == set()
     plain = replace(SPEC, argv=("vllm", "serve", str(tmp_path)))
     assert hold_model(plain) == plain  # a plain folder needs no lease
-    with pytest.raises(IntegrityError, match="weights link|cannot be opened"):
+    with pytest.raises(IntegrityError, match=r"weights link|cannot be opened"):
         hold_model(replace(SPEC, argv=("vllm", "serve", str(root / "views/none"))))

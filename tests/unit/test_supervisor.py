@@ -18,8 +18,9 @@ from glmspark.boot import (
     read_state,
     stale_boots,
 )
+from glmspark.probing import how_it_ended
 from glmspark.ranks import RankSpec
-from glmspark.supervisor import Supervisor, how_it_ended, log_file
+from glmspark.supervisor import Supervisor, log_file
 
 
 def make_boot(folder: Path) -> Boot:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glmspark.boost import names
@@ -25,7 +25,12 @@ class Folders:
 
 
 def named(profile: Profile, base: str, store: Path, *, drafter: bool) -> Folders:
-    """Where the views of ``profile`` are or will be, upon REPOSITORY@REVISION."""
+    """Where the views of ``profile`` are or will be, upon REPOSITORY@REVISION.
+
+    A transplant without a donor has none; the rank line refuses it.
+    """
+    if not (profile.transplant or {}).get("repository"):
+        profile = replace(profile, transplant=None)
     if not profile.build and not profile.transplant:
         return Folders()
     parts = names.results(profile, base, drafter=drafter).parts

@@ -24,6 +24,7 @@ CHECKS = {
     "fabric.gid-mode": "IPv6 address generation does not move the GIDs",
     "fabric.pcie": "the card has all its PCIe lanes",
     "fabric.verbs": "the verbs devices are there",
+    "fabric.counters": "the RDMA ports have lost and repeated no packets",
     "fabric.forward": "nodes of a ring forward packets",
 }
 Rails = dict[str, tuple[Rail, ...]]
@@ -185,6 +186,24 @@ def _rdma_advice(view: NodeView, devices: Sequence[Netdev]) -> Iterator[Finding]
             )
 
 
+def _counters(view: NodeView, used: Sequence[Netdev]) -> Iterator[Finding]:
+    """What the used ports have lost since they came up; a start compares anew."""
+    names = {one.name for one in used}
+    for port in view.fabric.rdma:
+        lost = {name: count for name, count in port.counters.items() if count}
+        if port.netdev in names and lost:
+            said = ", ".join(f"{name} {count}" for name, count in sorted(lost.items()))
+            yield Finding(
+                "fabric.counters",
+                view.name,
+                f"{port.device} port {port.port} has counted {said}",
+                "none of them growing while the kit serves",
+                "look again while it serves: glmspark node probe --json; on a switch, "
+                "set up flow control (PFC or global pause) on these ports",
+                "advice",
+            )
+
+
 def _rails(
     kit: Kit, rails: Rails, dropped: Sequence[Dropped], views: Sequence[NodeView]
 ) -> Iterator[Finding]:
@@ -200,6 +219,7 @@ def _rails(
     for view in views:
         used = [rail.netdev for rail in rails.get(view.name, ())]
         yield from _rdma_advice(view, used)
+        yield from _counters(view, used)
         if kit.topology is Topology.TP4_RING and not view.host.ip_forward:
             yield Finding(
                 "fabric.forward",

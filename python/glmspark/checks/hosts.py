@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator, Sequence
 
+from glmspark import closures, images
 from glmspark.preflight import GIB, Finding
 from glmspark.schema import Kit, Runtime
 from glmspark.views import NodeView
@@ -13,24 +14,25 @@ CHECKS = {
     "host.kernel": "all nodes run one kernel",
     "host.cma": "the kernel's CMA counters are sound",
     "host.memlock": "RDMA may lock memory",
-    "host.memory": "the rank fits into the available memory",
     "host.hugepages": "no memory is set aside as huge pages",
     "host.killers": "no memory guard kills large processes",
     "host.pages": "pages are 4 KiB",
     "host.gpu": "the node has a GPU",
     "host.gpu-users": "nobody else computes on the GPU",
+    "host.power": "a busy GPU clocks and draws what it should",
     "host.driver": "all nodes have one driver",
     "host.clocks": "all GPUs may clock alike",
     "host.clock": "the nodes' clocks agree",
     "host.tools": "the runtime is there and may be used",
     "engine.same": "every node has the same engine packages",
+    "engine.image": "the engine's image is there, or can be loaded",
+    "engine.cdi": "podman knows how to give a container the GPU",
+    "engine.closure": "the engine's store path is there, or can be brought",
     "weights.same": "every node has the same weights",
 }
 SKEW_S = 2.0
-# 164 GiB of weights, shared by the ranks; a start leaves this much for everything
-# else of the host and for what grows while loading.
-WEIGHTS_BYTES = 164 * GIB
-RESERVE_BYTES = 4 * GIB
+# A GB10 under load clocks above 2 GHz; stuck ones were seen at 800 MHz and 19 W.
+BUSY_PERCENT, SLOW_MHZ, SLOW_W = 90, 1000, 30
 
 
 def _cma(view: NodeView) -> Iterator[Finding]:
@@ -57,24 +59,6 @@ def _memlock(view: NodeView) -> Iterator[Finding]:
             "unlimited, in a shell of this user over ssh",
             "add `USER - memlock unlimited` to /etc/security/limits.d/glmspark.conf",
         )
-
-
-def memory_finding(view: NodeView, needed: int) -> Iterator[Finding]:
-    """Whether ``needed`` bytes are available, with the shortfall and who has it."""
-    available = view.facts.memory.get("MemAvailable", 0)
-    if available >= needed:
-        return
-    largest = ", ".join(
-        f"{one.name} (pid {one.pid}) {one.rss_bytes / GIB:.1f} GiB"
-        for one in view.host.consumers[:4]
-    )
-    yield Finding(
-        "host.memory",
-        view.name,
-        f"{available / GIB:.1f} GiB available; largest: {largest or 'unknown'}",
-        f"{needed / GIB:.1f} GiB ({(needed - available) / GIB:.1f} GiB more)",
-        "stop what is not needed, or lower serve.kv_cache_bytes",
-    )
 
 
 def _set_aside(view: NodeView) -> Iterator[Finding]:
@@ -128,6 +112,22 @@ def _gpu(view: NodeView) -> Iterator[Finding]:
             f"end it: kill {others[0].pid}",
             "warning",
         )
+
+
+def _power(view: NodeView) -> Iterator[Finding]:
+    """The sign of a machine that is stuck at low power; a reboot does not end it."""
+    for gpu in view.host.gpus:
+        slow = 0 < gpu.clock_mhz < SLOW_MHZ and 0 < gpu.power_w < SLOW_W
+        if gpu.busy_percent >= BUSY_PERCENT and slow:
+            yield Finding(
+                "host.power",
+                view.name,
+                f"the GPU is {gpu.busy_percent:.0f} % busy at {gpu.clock_mhz:.0f} MHz "
+                f"and {gpu.power_w:.0f} W",
+                "above 1 GHz and 30 W under load",
+                "shut it down, unplug its power supply for a minute, then start it",
+                "advice",
+            )
 
 
 def _tools(kit: Kit, view: NodeView) -> Iterator[Finding]:
@@ -193,13 +193,12 @@ def _engine(view: NodeView) -> str:
 
 
 def _gpu_nodes(kit: Kit, views: Sequence[NodeView]) -> Iterator[Finding]:
-    needed = WEIGHTS_BYTES // len(kit.nodes) + kit.serve.kv_cache_bytes + RESERVE_BYTES
     for view in views:
         yield from _cma(view)
         yield from _memlock(view)
-        yield from memory_finding(view, needed)
         yield from _set_aside(view)
         yield from _gpu(view)
+        yield from _power(view)
         yield from _tools(kit, view)
     driver = ("host.driver", "driver", "install one driver version on all nodes")
     yield from _same(driver, views, lambda view: view.host.driver, "warning")
@@ -220,7 +219,15 @@ def check(kit: Kit, views: Sequence[NodeView]) -> Iterator[Finding]:
     for view in views[1:]:
         yield from _clock(view)
     engine = ("engine.same", "engine", "bring the head's engine to the node")
-    yield from _same(engine, views, _engine, "error")
+    # Elsewhere than in a virtual environment a start brings it where there is none.
+    brought = kit.runtime is not Runtime.VENV
+    having = [v for v in views if v.facts.engine or v.rank == 0 or not brought]
+    yield from _same(engine, having, _engine, "error")
+    for view in views:
+        if view.store is not None:
+            yield from closures.findings(view.name, view.store, head=view.rank == 0)
+        if view.image is not None:
+            yield from images.findings(kit, view.name, view.image)
     weights = ("weights.same", "store has", "glmspark weights share")
     yield from _same(weights, views, lambda view: " ".join(view.host.store), "warning")
     if kit.engine.uses_gpu:

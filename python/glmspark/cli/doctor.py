@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from glmspark.cli.options import (
     settings_of,
     waive_option,
 )
-from glmspark.errors import ExitCode
+from glmspark.errors import ExitCode, GlmSparkError
 
 
 @click.command(name="doctor")
@@ -27,24 +28,43 @@ def command(
 
     A finding that does not apply can be waived by its name: --waive fabric.mtu.
     """
+    from glmspark.bringing import wanted_of
     from glmspark.doctor import asker, examine
     from glmspark.ending import boot_names
     from glmspark.engine import engine_paths
+    from glmspark.nodesmemory import remembering
     from glmspark.paths import kit_paths
     from glmspark.preflight import check_waivers
+    from glmspark.views import ANYTHING
 
     check_waivers(waive)
     settings = settings_of(kit, sets)
     paths = kit_paths(settings.kit)
     program = engine_paths(settings.kit, paths).program
     boots = boot_names(paths)
-    seen = examine(settings.kit, asker(settings.kit, paths), program, boots)
+    ask, wanted = remembering(asker(settings.kit, paths), paths), ANYTHING
+    extra: tuple[Any, ...] = ()
+    try:
+        wanted = wanted_of(settings.kit, paths, program)
+    except GlmSparkError as error:  # the rest can be looked at all the same
+        extra = (no_engine(settings.kit, error),)
+    seen = examine(settings.kit, ask, program, boots, wanted=wanted)
+    seen = replace(seen, findings=(*seen.findings, *extra))
     open_ = [one for one in seen.errors if one.check not in waive]
     if as_json:
         print_json(report(seen, waive))
     else:
         click.echo("\n".join(lines(seen, waive)))
     return ExitCode.PREFLIGHT if open_ else ExitCode.DONE
+
+
+def no_engine(kit: Any, error: GlmSparkError) -> Any:
+    """The finding that the kit names no engine that could be brought."""
+    from glmspark.preflight import Finding
+
+    check = "engine.image" if kit.runtime.value == "oci" else "engine.closure"
+    needed = f"an engine that runtime = {kit.runtime} can bring"
+    return Finding(check, kit.nodes[0].name, str(error), needed, error.hint)
 
 
 def report(seen: Any, waive: tuple[str, ...]) -> dict[str, Any]:

@@ -50,6 +50,11 @@ def _drafter(asked: str | None, *, gpu: bool) -> str:
     type=click.Choice(["dflash2", "mtp", "none"]),
     help="Speculative decoding; dflash2 is licensed for non-commercial use only.",
 )
+@click.option(
+    "--runtime",
+    type=click.Choice(["nix", "oci", "venv"]),
+    help="What brings the engine to the nodes; default: what they have.",
+)
 @click.option("--ssh-config", default="", metavar="FILE", help="OpenSSH configuration.")
 @click.option("--state", default="", metavar="FOLDER", help="Sets paths.state.")
 @click.option("--trust-hosts", is_flag=True, help="Keep the host keys that are shown.")
@@ -60,21 +65,23 @@ def command(targets: tuple[str, ...], **how: Any) -> None:
     SSH_TARGET is user@host or an alias of your ssh configuration, the head first;
     "local" is this machine. No network setting is changed.
     """
-    from glmspark.initkit import propose, render, require_cabling
+    from glmspark.initkit import ports_to_hear, propose, render, require_cabling
 
     output = Path(how["output"])
     if output.exists() and not how["force"] and not how["dry_run"]:
         raise ConfigError(f"{output} exists", hint="add --force to replace it")
     names = _names(targets)
-    views = _ask(names, how)
-    proposal = propose(views, names)
+    kit = _asking_kit(names, how)
+    views = _ask(kit, how)
+    proposal = propose(views, names, _hear(kit, ports_to_hear(views)))
     if how["dry_run"]:
         click.echo("\n".join(proposal.decided()), err=True)
     require_cabling(proposal)
     gpu = all(view.facts.gpus for view in views)
     extra = {"paths.state": how["state"], "paths.ssh_config": how["ssh_config"]}
     more = {key: f'"{Path(value).absolute()}"' for key, value in extra.items() if value}
-    text = render(proposal, how["name"], _drafter(how["drafter"], gpu=gpu), more)
+    drafter = _drafter(how["drafter"], gpu=gpu)
+    text = render(proposal, how["name"], drafter, more, how["runtime"] or "")
     if how["dry_run"]:
         click.echo(text, nl=False)
         return
@@ -105,7 +112,53 @@ def first_contact(remote: Any, *, trust: bool) -> None:
             keep(remote, key)
 
 
-def _ask(names: dict[str, str], how: dict[str, Any]) -> list[Any]:
+def _asking_kit(names: dict[str, str], how: dict[str, Any]) -> Any:
+    """A kit to ask the nodes with; their addresses are what the answers will tell."""
+    from glmspark.schema import Engine, Kit, Node, Topology
+
+    nodes = tuple(
+        Node(name=name, ssh=target, fabric=f"127.1.0.{number}")
+        for number, (name, target) in enumerate(names.items(), start=1)
+    )
+    settings = {"state": how["state"], "ssh_config": how["ssh_config"]}
+    return Kit.model_construct(
+        name=how["name"],
+        topology=Topology.LOOPBACK,
+        engine=Engine.STUB,
+        nodes=nodes,
+        paths=type(Kit.model_fields["paths"].default)(**settings),
+    )
+
+
+def _hear(kit: Any, ports: dict[str, list[str]]) -> dict[str, dict[str, list[str]]]:
+    """Who answers on the ports without addresses; nothing where it cannot be asked."""
+    from glmspark import reach
+    from glmspark.doctor import remote_of
+    from glmspark.paths import kit_paths
+    from glmspark.remote import in_parallel
+    from glmspark.remoteerrors import RemoteError
+
+    paths = kit_paths(kit)
+    asked = [node for node in kit.nodes if ports.get(node.name)]
+
+    def one(node: Any) -> dict[str, list[str]]:
+        names = ports[node.name]
+        if node.ssh == "local":
+            return reach.hear(names)
+        arguments = {"netdevs": names}
+        remote = remote_of(kit, node, paths)
+        found: dict[str, list[str]] = remote.call("glmspark.reach:hear", arguments)
+        return found
+
+    answers = in_parallel(one, asked)
+    return {
+        node.name: answer
+        for node, answer in zip(asked, answers, strict=True)
+        if not isinstance(answer, RemoteError)
+    }
+
+
+def _ask(kit: Any, how: dict[str, Any]) -> list[Any]:
     """The views of all nodes.
 
     Raises:
@@ -113,23 +166,9 @@ def _ask(names: dict[str, str], how: dict[str, Any]) -> list[Any]:
     """
     from glmspark.doctor import asker, look_at_all, remote_of
     from glmspark.paths import kit_paths
-    from glmspark.schema import Engine, Kit, Node, Topology
 
-    # A kit to ask with; the addresses are what the answers will tell.
-    nodes = tuple(
-        Node(name=name, ssh=target, fabric=f"127.1.0.{number}")
-        for number, (name, target) in enumerate(names.items(), start=1)
-    )
-    settings = {"state": how["state"], "ssh_config": how["ssh_config"]}
-    kit = Kit.model_construct(
-        name=how["name"],
-        topology=Topology.LOOPBACK,
-        engine=Engine.STUB,
-        nodes=nodes,
-        paths=type(Kit.model_fields["paths"].default)(**settings),
-    )
     paths = kit_paths(kit)
-    for node in nodes:
+    for node in kit.nodes:
         if node.ssh != "local":
             first_contact(remote_of(kit, node, paths), trust=how["trust_hosts"])
     views, errors = look_at_all(kit, asker(kit, paths), ())

@@ -3,60 +3,99 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from glmspark.cli.options import kit_options, settings_of
 from glmspark.errors import ConfigError
 
+if TYPE_CHECKING:
+    from glmspark.logread import Tail
+
 
 @click.command(name="logs")
 @kit_options
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("--rank", type=click.IntRange(0), help="Only this rank.")
+@click.option("--node", metavar="NAME", help="Only the ranks of this node.")
+@click.option("--since", metavar="TIME", help="From then on: 10m, 2h, 14:30, a date.")
 @click.option("-n", "--lines", default=50, show_default=True, help="Last lines a rank.")
 @click.option("--boot", metavar="NAME", help="An earlier boot; see --list.")
 @click.option("--list", "list_boots", is_flag=True, help="Name the kept boots.")
-def command(  # noqa: PLR0913 - one parameter an option
-    kit: str | None,
-    sets: tuple[str, ...],
-    *,
-    follow: bool,
-    rank: int | None,
-    lines: int,
-    boot: str | None,
-    list_boots: bool,
-) -> None:
-    """Print the log of each rank, its lines marked with the rank's number."""
+def command(kit: str | None, sets: tuple[str, ...], **how: Any) -> None:
+    """Print the logs of all ranks in the order of time, each line with its rank.
+
+    Times of other nodes are set right by how far their clocks are off; a line without
+    a time stays with the one before it.
+    """
     from glmspark.boot import boot_folders
+    from glmspark.logread import merge, parse_since
     from glmspark.paths import kit_paths
 
     settings = settings_of(kit, sets)
     folders = boot_folders(kit_paths(settings.kit).boots)
-    if list_boots:
+    if how["list_boots"]:
         for folder in folders:
             click.echo(folder.name)
         return
-    folder = _pick(folders, boot)
-    files = sorted(folder.glob(f"rank-{'*' if rank is None else rank}.log"))
-    if not files:
-        which = "any rank" if rank is None else f"rank {rank}"
-        raise ConfigError(
-            f"boot {folder.name} has no log of {which}",
-            hint=f"cat {folder}/supervisor.log" if rank is None else "glmspark logs",
-        )
-    tails = [Tail(file) for file in files]
-    for tail in tails:
-        for line in tail.last(lines):
-            click.echo(line)
-    while follow:
-        fresh = [line for tail in tails for line in tail.fresh()]
-        for line in fresh:
-            click.echo(line)
+    since_s = parse_since(how["since"], time.time()) if how["since"] else None
+    wanted = ranks_of(settings.kit, how["node"], how["rank"])
+    tails = open_tails(_pick(folders, how["boot"]), wanted)
+    count = how["lines"]
+
+    def first(tail: Tail) -> list[Any]:
+        entries = tail.fresh()
+        if since_s is not None:
+            return [one for one in entries if one.when_s >= since_s]
+        return entries[-count:] if count > 0 else []
+
+    for one in merge(first(tail) for tail in tails):
+        click.echo(one.shown())
+    while how["follow"]:
+        fresh = list(merge([tail.fresh() for tail in tails]))
+        for one in fresh:
+            click.echo(one.shown())
         if not fresh:
             time.sleep(0.2)
+
+
+def ranks_of(kit: Any, node: str | None, rank: int | None) -> set[int]:
+    """The ranks that are asked for.
+
+    Raises:
+        ConfigError: the kit has no such node.
+    """
+    names = [one.name for one in kit.nodes]
+    if node is not None and node not in names:
+        raise ConfigError(
+            f"kit {kit.name} has no node {node}", hint=f"nodes: {', '.join(names)}"
+        )
+    return {
+        number
+        for number, name in enumerate(names)
+        if node in {None, name} and rank in {None, number}
+    }
+
+
+def open_tails(folder: Path, wanted: set[int]) -> list[Tail]:
+    """The logs of the wanted ranks of the boot in ``folder``.
+
+    Raises:
+        ConfigError: there is none of them.
+    """
+    from glmspark.logread import Tail
+
+    tails = [Tail(file) for file in sorted(folder.glob("rank-*.log"))]
+    found = [tail for tail in tails if tail.rank in wanted]
+    if not found:
+        which = f"rank {min(wanted)}" if len(wanted) == 1 else "these ranks"
+        raise ConfigError(
+            f"boot {folder.name} has no log of {which}",
+            hint=f"cat {folder}/supervisor.log",
+        )
+    return found
 
 
 def _pick(folders: list[Path], boot: str | None) -> Path:
@@ -69,31 +108,3 @@ def _pick(folders: list[Path], boot: str | None) -> Path:
             hint="glmspark logs --list" if boot else "glmspark start",
         )
     return folders[-1]
-
-
-class Tail:
-    """Reads a log as it grows; a log that was cut short is read from its start."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._rank = file.stem.removeprefix("rank-")
-        self._offset = 0
-        self._rest = b""
-
-    def _marked(self, lines: list[bytes]) -> list[str]:
-        return [f"[{self._rank}] {line.decode(errors='replace')}" for line in lines]
-
-    def last(self, count: int) -> list[str]:
-        """The last ``count`` whole lines."""
-        return list(self.fresh())[-count:] if count > 0 else list(self.fresh())[:0]
-
-    def fresh(self) -> Iterator[str]:
-        """The whole lines that have come since the last call."""
-        with self._file.open("rb") as file:
-            if file.seek(0, 2) < self._offset:
-                self._offset, self._rest = 0, b""
-            file.seek(self._offset)
-            data = self._rest + file.read()
-            self._offset = file.tell()
-        *lines, self._rest = data.split(b"\n")
-        yield from self._marked(lines)

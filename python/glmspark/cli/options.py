@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from glmspark.settings import Settings, load_settings
+from glmspark.quick import without_plugins
+
+with without_plugins():
+    from glmspark.settings import Settings, load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,6 +43,15 @@ waive_option = click.option(
     multiple=True,
     metavar="CHECK",
     help="Go on in spite of this check; may be repeated.",
+)
+
+
+warm_up_option = click.option(
+    "--warm-up/--no-warm-up",
+    "warm_up",
+    default=None,
+    help="GPU kits: send every shape that would compile in traffic first, or leave "
+    "that to traffic (serve.warm_up).",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -14,26 +15,39 @@ from glmspark.cli.options import (
     settings_of,
     tell,
     waive_option,
+    warm_up_option,
 )
 from glmspark.plan import Goal
 
 
 def bring_up(goal: Goal, kit: str | None, sets: tuple[str, ...], **how: Any) -> None:
     """Start or restart the kit, or print the plan of it; the result is on stdout."""
+    if how.get("warm_up") is not None:
+        sets = (*sets, f"serve.warm_up={str(how['warm_up']).lower()}")
+    settings = settings_of(kit, sets)
+
+    def act(operator: Any) -> Any:
+        if how["dry_run"]:
+            show_plan(operator.plan(goal, how["waive"]), as_json=how["as_json"])
+            return None
+        bring = operator.restart if goal.stops else operator.start
+        return bring(how["waive"])
+
+    run_operation(settings.kit, act, how)
+
+
+def run_operation(kit: Any, act: Callable[[Any], Any], how: Mapping[str, Any]) -> None:
+    """Let an operator of ``kit`` act, then show what lives if it says so."""
     from glmspark.console import narrator
     from glmspark.operations import Operator
     from glmspark.runner import ProcessRunner
 
-    settings = settings_of(kit, sets)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with narrator() as teller:
-        operator = Operator(settings.kit, ProcessRunner(), teller)
-        if how["dry_run"]:
-            show_plan(operator.plan(goal), as_json=how["as_json"])
-            return
-        act = operator.restart if goal.stops else operator.start
-        outcome = act(how["waive"])
-    show_live(settings.kit.topology.value, outcome, operator, as_json=how["as_json"])
+        operator = Operator(kit, ProcessRunner(), teller)
+        outcome = act(operator)
+    if outcome is not None:
+        show_live(kit.topology.value, outcome, operator, as_json=how["as_json"])
 
 
 def show_plan(plan: Any, *, as_json: bool) -> None:
@@ -75,6 +89,7 @@ def show_live(topology: str, outcome: Any, operator: Any, *, as_json: bool) -> N
 @click.command(name="start")
 @kit_options
 @waive_option
+@warm_up_option
 @click.option("--dry-run", is_flag=True, help="Print the plan; do nothing.")
 @json_option
 def command(kit: str | None, sets: tuple[str, ...], **how: Any) -> None:

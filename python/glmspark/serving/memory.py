@@ -14,10 +14,11 @@ from glmspark.serving.topology import Topology
 
 GIB = 2**30
 
-# Kernel scratch of the EXL3 MoE: concurrent experts and rows of one pass.
-# Source: exllamav3 1.6.5, exl3_moe_max_concurrency on 48 SMs; overlay/vllm_exl3.
-EXL3_CONCURRENCY = 6
-EXL3_ROWS = 2048
+# The EXL3 kernels: tokens of one pass, slots of a cooperative call, alignment.
+# Source: overlay/vllm_exl3/dispatch.py, to which a test holds exl3_scratch_bytes.
+EXL3_PASS_TOKENS = 4640
+EXL3_SLOTS = 256
+EXL3_ALIGNMENT = 256
 # vLLM's bound on the indexer's logits (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB).
 INDEXER_LOGITS_BYTES = 512 * 2**20
 # Captured graphs took -0.19 to 0.46 GiB where they were measured (public recipe, TP2).
@@ -158,13 +159,34 @@ def engine_layout(
     return layout(model, topo, small, kind=kind)
 
 
+def exl3_scratch_bytes(tokens: int, shape: tuple[int, int, int, int]) -> int:
+    """What the EXL3 plugin reserves on a rank for calls of up to ``tokens`` tokens.
+
+    ``shape`` is (experts held, experts a token, hidden, this rank's width). The
+    routing tables, two rotated inputs, gate and up of one pass, and the buffers of
+    the cooperative calls.
+    """
+    experts, top_k, hidden, width = shape
+    rows = min(tokens, EXL3_PASS_TOKENS) * top_k
+    tables = [4 * (experts + 1)] * 2 + [4 * rows] * 3
+    halves = [2 * rows * hidden] * 2 + [2 * rows * width] * 2
+    grouped = sum(-(-n // EXL3_ALIGNMENT) * EXL3_ALIGNMENT for n in tables + halves)
+    few = EXL3_SLOTS // top_k
+    fp16 = EXL3_SLOTS * (2 * hidden + 3 * width) + few * hidden
+    fp32 = (EXL3_SLOTS + few) * hidden
+    counters = EXL3_SLOTS * (width // 128) + few * (hidden // 128) + 3 + 2 * EXL3_SLOTS
+    return grouped + 2 * fp16 + 4 * fp32 + 4 * counters + 10 * EXL3_SLOTS
+
+
 def _scratch(
     model: ModelShape, topo: Topology, engine: Engine, batched: int
 ) -> list[Item]:
     inner = model.expert_intermediate
     local = inner if topo.expert_parallel else inner // topo.ranks
-    rows = min(EXL3_ROWS, batched)
-    moe = 2 * EXL3_CONCURRENCY * rows * (model.hidden + local) * 2
+    held = model.experts // topo.ranks if topo.expert_parallel else model.experts
+    moe = exl3_scratch_bytes(
+        batched, (held, model.experts_per_token, model.hidden, local)
+    )
     columns = 128 * math.ceil((model.index_topk + model.index_kpool - 1) / 128)
     factor = 5 if engine.max_model_len <= 256 * 1024 else 2
     gather = engine.max_model_len * 8 * factor // model.index_kpool * 132
@@ -172,7 +194,7 @@ def _scratch(
     kda = topo.pad(model.kda_heads) // topo.ranks * model.kda_head_dim
     row = 3 * model.streams * model.hidden + 3 * heads * model.kv_lora + 9 * kda
     return [
-        Item("EXL3 scratch", moe, "2 C R (H+I) fp16, C=6, R<=2048"),
+        Item("EXL3 scratch", moe, "overlay/vllm_exl3: one pass, four fp16 rows"),
         Item("top-k rows", batched * columns * 4, "vLLM 0.32.0, one int32 buffer"),
         Item("indexer gather", gather, "vLLM 0.32.0, 8 x factor x length / kpool"),
         Item("indexer logits", INDEXER_LOGITS_BYTES, "vLLM 0.32.0's own bound"),

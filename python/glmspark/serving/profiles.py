@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +121,8 @@ def parse(name: str, text: str, base: Profile | None = None) -> Profile:
     )
 
 
-def _shipped() -> dict[str, str]:
-    folder = files("glmspark") / "data" / "profiles"
-    return {
-        item.name.removesuffix(".toml"): item.read_text("utf-8")
-        for item in sorted(folder.iterdir(), key=lambda item: item.name)
-        if item.name.endswith(".toml")
-    }
+def _folder() -> Traversable:
+    return files("glmspark") / "data" / "profiles"
 
 
 def _own() -> dict[str, Path]:
@@ -142,7 +138,12 @@ def _own() -> dict[str, Path]:
 
 def profile_names() -> list[str]:
     """Names of the profiles that come with the tool, ``default`` first."""
-    return sorted(_shipped(), key=lambda name: (name != "default", name))
+    names = [
+        item.name.removesuffix(".toml")
+        for item in _folder().iterdir()
+        if item.name.endswith(".toml")
+    ]
+    return sorted(names, key=lambda name: (name != "default", name))
 
 
 def own_profile_names() -> list[str]:
@@ -150,7 +151,7 @@ def own_profile_names() -> list[str]:
 
     A shipped name there is not read: a name means the same on every machine.
     """
-    return sorted(set(_own()) - set(_shipped()))
+    return sorted(set(_own()) - set(profile_names()))
 
 
 def load_profile(name: str) -> Profile:
@@ -158,9 +159,9 @@ def load_profile(name: str) -> Profile:
 
     Raises ConfigError naming the known profiles.
     """
-    shipped, own = _shipped(), _own()
-    if name in shipped:
-        text = shipped[name]
+    own = _own()
+    if name in profile_names():
+        text = (_folder() / f"{name}.toml").read_text("utf-8")
     elif name in own:
         text = own[name].read_text("utf-8")
     elif name.endswith(".toml") and Path(name).is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glmspark.errors import ConfigError
@@ -176,6 +176,8 @@ def _front_flags(serving: Serving) -> Iterator[str]:
     yield "--exclude-tools-when-tool-choice-none"
     yield from _flag("reasoning-parser", "glm47")
     yield "--enable-prompt-tokens-details"
+    # The supervisor asks every second; the log is for what clients do.
+    yield from _flag("disable-access-log-for-endpoints", "/health")
     if serving.chat_template:
         yield from _flag("chat-template", serving.chat_template)
 
@@ -221,11 +223,15 @@ class _Line:
             yield from _flag("model-loader-extra-config", _json({"transplant": spec}))
 
 
-def render(kit: KitShape, profile: Profile, serving: Serving) -> Rendered:
+def render(
+    kit: KitShape, profile: Profile, serving: Serving, *, fit: bool = True
+) -> Rendered:
     """Every rank's command, from the kit's shape, the profile and the two configs.
 
-    Raises ConfigError where inputs contradict each other, PreflightError where one
-    request of the profile's length does not fit into the tightest node.
+    ``fit`` False asks for the KV bytes of one full request even where the plan says
+    that they are not there. Raises ConfigError where inputs contradict each other,
+    PreflightError where one request of the profile's length does not fit into the
+    tightest node.
     """
     topo = check_kit(kit, serving)
     engine = profile.engine
@@ -239,7 +245,10 @@ def render(kit: KitShape, profile: Profile, serving: Serving) -> Rendered:
     memory = memory_plan(
         model_shape(serving.config), topo, load, tuple(n.memory for n in kit.nodes)
     )
-    check_fits(memory)
+    if fit:
+        check_fits(memory)
+    elif memory.shortfall_bytes:
+        memory = replace(memory, kv_bytes=memory.needed_bytes)
     line = _Line(profile, topo, kit, serving, memory)
     ranks = tuple(
         RankCommand(

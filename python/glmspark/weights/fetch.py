@@ -11,6 +11,7 @@ from pathlib import Path
 
 from glmspark.errors import GlmSparkError, PreflightError
 from glmspark.weights import hashing, hub, locks, part, verify
+from glmspark.weights import trouble as troubles
 from glmspark.weights.hub import Source
 from glmspark.weights.manifest import FileEntry, Manifest
 from glmspark.weights.part import Part
@@ -165,8 +166,8 @@ class _Fetcher:
                 )
                 grown.enter(grown.check(str(source)))
                 return
-            except hub.transfer_errors() as error:
-                trouble = hub.explain(error, what, source)
+            except troubles.transfer_errors() as error:
+                trouble = troubles.explain(error, what, source)
                 if trouble.restart:
                     grown.restart()
                 # A trickle is no progress, else it would be tried for ever.
@@ -177,7 +178,7 @@ class _Fetcher:
                     if trouble.elsewhere:
                         raise _ElsewhereError(trouble.error) from error
                     raise trouble.error from error
-                wait = hub.backoff_s(failures, trouble.wait_s)
+                wait = troubles.backoff_s(failures, trouble.wait_s)
                 self.out.note(f"{trouble.error}; again in {wait:.0f} s")
                 if self.stop.wait(wait):
                     raise _StoppedError from None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from glmspark.errors import CommandError
 from glmspark.weights import hub
+from glmspark.weights import trouble as troubles
 from glmspark.weights.manifest import (
     FileEntry,
     Manifest,
@@ -64,9 +65,9 @@ def lock(
                     f"{type(error).__name__}",
                     hint="a proxy or login page may stand between; check HF_ENDPOINT",
                 ) from error
-            except hub.transfer_errors() as error:
-                trouble = hub.explain(error, f"the file list of {source}", source)
+            except troubles.transfer_errors() as error:
+                trouble = troubles.explain(error, f"the file list of {source}", source)
                 failures += 1
                 if not trouble.retry or failures >= _ATTEMPTS:
                     raise trouble.error from error
-                time.sleep(hub.backoff_s(failures, trouble.wait_s))
+                time.sleep(troubles.backoff_s(failures, trouble.wait_s))

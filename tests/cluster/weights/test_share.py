@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from glmspark.weights import importer, pin, verify, view
-from glmspark.weights.manifest import Manifest
+from glmspark.weights import importer, pin, verify
 from glmspark.weights.store import Store
 
-from tests.cluster.weights import hosts
+from tests.cluster.weights.cluster import (
+    FILES,
+    MIB,
+    Cluster,
+    listeners,
+    processes,
+)
 from tests.cluster.weights.hosts import (
     HEAD,
     NODE,
     RAILS,
     Hosts,
     inside,
-    slow_cables,
 )
 from tests.unit.weights.conftest import (
-    ROOT,
     blob,
     contents,
     manifest_of,
@@ -38,110 +37,7 @@ from tests.unit.weights.conftest import (
 )
 from tests.unit.weights.fakehub import sha256
 
-# For a shell: the checkout may lie at a path with blanks.
-PYTHON_PATH, PYTHON = shlex.quote(str(ROOT / "python")), shlex.quote(sys.executable)
-
 pytestmark = pytest.mark.netns
-
-MIB = 1 << 20
-FILES = {f"shard-{i}.safetensors": blob(i, MIB + i) for i in range(4)}
-FILES |= {"config.json": b"{}", "sub/tokenizer.json": blob(9, 5000)}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    if reason := hosts.why_not():
-        pytest.skip(reason)
-    with hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as made:
-        yield made
-
-
-@pytest.fixture
-def slow() -> Iterator[None]:
-    with slow_cables(megabits=80):
-        yield
-
-
-class Cluster:
-    """A head with a filled store, and a node with none."""
-
-    def __init__(self, pair: Hosts, tmp: Path, files: dict[str, bytes]) -> None:
-        self.pair = pair
-        self.tmp = tmp
-        self.files = files
-        self.head = Store.open(tmp / "head", create=True)
-        self.node_root = tmp / "node" / "store"
-        self.manifest: Manifest = manifest_of(files)
-        source = write_tree(tmp / "source", files)
-        importer.import_from(self.head, source, [self.manifest], chosen=True)
-        program = f"env PYTHONPATH={PYTHON_PATH} {PYTHON} -m glmspark"
-        self.remote = ("--remote-program", program)
-
-    @property
-    def node(self) -> Store:
-        return Store.open(self.node_root)
-
-    def argv(self, *more: str, rails: int = 1, ssh: str = "") -> list[str]:
-        addresses = ",".join(node for _, node in RAILS[:rails])
-        words = [sys.executable, "-m", "glmspark", "weights", "share"]
-        words += ["--to", f"spark-2=root@{RAILS[0][1]},{addresses}", "--json"]
-        words += ["--ssh", ssh or shlex.join(self.pair.ssh), *self.remote]
-        words += ["--store", str(self.head.root)]
-        words += ["--remote-store", str(self.node_root), *more]
-        return inside(HEAD, words)
-
-    def env(self) -> dict[str, str]:
-        keep = {k: os.environ[k] for k in ("PATH", "LANG") if k in os.environ}
-        return keep | {"PYTHONPATH": str(ROOT / "python"), "HOME": str(self.tmp)}
-
-    def share(self, *more: str, **how: Any) -> tuple[int, Any, str]:
-        done = subprocess.run(
-            self.argv(*more, **how),
-            env=self.env(),
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
-        return done.returncode, json.loads(done.stdout or "null"), done.stderr
-
-    def ok(self, *more: str, **how: Any) -> Any:
-        code, data, err = self.share(*more, **how)
-        assert code == 0, err
-        return data["nodes"][0]
-
-    def start(self, *more: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.argv(*more),
-            env=self.env(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-
-@pytest.fixture
-def cluster(pair: Hosts, tmp_path: Path) -> Cluster:
-    return Cluster(pair, tmp_path, FILES)
-
-
-def processes(word: str) -> list[int]:
-    """The ids of processes whose command line has ``word``."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if word.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def listeners(namespace: str) -> set[str]:
-    done = subprocess.run(
-        inside(namespace, ["ss", "-Hltn"]), capture_output=True, text=True, check=True
-    )
-    return {line.split()[3] for line in done.stdout.splitlines()}
 
 
 @pytest.mark.cases(53)
@@ -151,6 +47,37 @@ def test_the_node_gets_every_byte_and_the_view(cluster: Cluster) -> None:
     assert result["received_bytes"] == sum(len(d) for d in FILES.values())
     assert contents(Path(result["views"][0])) == FILES
     assert verify.verify(cluster.node, deep=True).is_ok
+
+
+@pytest.mark.cases(39)
+def test_share_takes_its_nodes_from_the_kit(cluster: Cluster) -> None:
+    state, file = cluster.tmp / "state", cluster.tmp / "kit.toml"
+    state.mkdir()
+    known = (cluster.pair.folder / "known_hosts").read_text()
+    (state / "known_hosts").write_text(known)
+    lines = ['name = "t"', 'topology = "tp2"', 'engine = "stub"', "[weights]"]
+    lines += [f'store = "{cluster.head.root}"', "[paths]", f'state = "{state}"']
+    lines.append(f'ssh_config = "{cluster.pair.config}"')
+    for number, ssh in ((0, "local"), (1, f"root@{RAILS[0][1]}")):
+        lines += ["[[nodes]]", f'name = "spark-{number + 1}"', f'ssh = "{ssh}"']
+        lines.append(f'fabric = "{RAILS[0][number]}"')
+    file.write_text("\n".join(lines) + "\n")
+    words = [sys.executable, "-m", "glmspark", "weights", "share", "spark-2", "--json"]
+    words += ["--kit", str(file), *cluster.remote]
+    words += ["--remote-store", str(cluster.node_root)]
+    done = subprocess.run(
+        inside(HEAD, words),
+        env=cluster.env(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["nodes"]
+    assert (row["node"], row["received"]) == ("spark-2", len(FILES))
+    assert list(row["by_rail"]) == [RAILS[0][1]]
+    assert contents(Path(row["views"][0])) == FILES
 
 
 @pytest.mark.cases(70)
@@ -343,105 +270,3 @@ def test_two_shares_at_once_send_each_blob_once(cluster: Cluster) -> None:
         assert process.returncode == 0, err
         received += json.loads(out)["nodes"][0]["received_bytes"]
     assert received == sum(len(d) for d in FILES.values())
-
-
-def test_a_full_disk_on_the_node_is_said_with_its_name(cluster: Cluster) -> None:
-    mount = cluster.tmp / "node"
-    mount.mkdir()
-    # On the node: its sshd has a mount namespace of its own.
-    on_node = inside(HEAD, [*cluster.pair.ssh, f"root@{RAILS[0][1]}"])
-    argv = [*on_node, f"mount -t tmpfs -o size=65m none {mount}"]
-    subprocess.run(argv, check=True)
-    try:
-        code, _, err = cluster.share()
-        assert code == 4
-        assert "error: [spark-2] receiving the weights needs 4.00 MiB more" in err
-    finally:
-        subprocess.run([*on_node, f"umount {mount}"], check=True)
-
-
-@pytest.mark.cases(41)
-def test_a_talkative_login_and_another_locale_change_nothing(
-    cluster: Cluster,
-) -> None:
-    noisy = cluster.tmp / "noisy"
-    noisy.write_text(
-        '#!/bin/sh\necho \'Welcome! {"glmspark": 3} {}\'\necho "[1]"\nexec env '
-        f'LC_ALL=C PYTHONPATH={PYTHON_PATH} {PYTHON} -m glmspark "$@"\n'
-    )
-    noisy.chmod(0o755)
-    cluster.remote = ("--remote-program", str(noisy))
-    assert cluster.ok()["received"] == len(FILES)
-
-
-@pytest.mark.cases(43)
-def test_an_unknown_host_key_is_refused_not_asked_about(cluster: Cluster) -> None:
-    strange = cluster.tmp / "known_hosts"
-    strange.write_text("")
-    ssh = f"{shlex.join(cluster.pair.ssh)} -oUserKnownHostsFile={strange}"
-    code, _, err = cluster.share(ssh=ssh)
-    assert code == 4
-    assert "host key is unknown or changed" in err
-    assert strange.read_text() == ""
-
-
-def test_a_denied_login_is_told_apart(cluster: Cluster) -> None:
-    config = cluster.pair.config.read_text().replace("user_key", "stranger_key")
-    path = cluster.tmp / "ssh_config"
-    path.write_text(config)
-    ssh = f"ssh -F {path}"
-    code, _, err = cluster.share(ssh=ssh)
-    assert code == 4
-    assert "ssh login was denied" in err
-
-
-@pytest.mark.cases(45)
-def test_a_program_that_is_not_on_the_path_is_said_so(cluster: Cluster) -> None:
-    cluster.remote = ("--remote-program", "glmspark-is-not-here")
-    code, _, err = cluster.share()
-    assert code == 4
-    assert "glmspark-is-not-here is not on the PATH" in err
-    assert "--remote-program" in err
-
-
-def test_an_address_without_route_is_found_before_anything_starts(
-    cluster: Cluster,
-) -> None:
-    words = cluster.argv()
-    at = next(i for i, w in enumerate(words) if w.startswith("spark-2="))
-    words[at] = f"spark-2=root@{RAILS[0][1]},10.99.0.2"
-    done = subprocess.run(
-        words, env=cluster.env(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 4
-    assert "no route to the fabric address 10.99.0.2" in done.stderr
-    assert not cluster.node_root.exists()
-
-
-def test_an_incomplete_head_shares_nothing(cluster: Cluster) -> None:
-    cluster.head.blob_path(sha256(FILES["config.json"])).unlink()
-    code, _, err = cluster.share()
-    assert code == 7
-    assert "the head itself lacks 1 files" in err
-    assert not cluster.node_root.exists()
-
-
-def test_one_unreachable_node_does_not_keep_the_others_waiting(
-    cluster: Cluster,
-) -> None:
-    more = ("--to", f"spark-3=root@10.88.1.77,{RAILS[0][1]}")
-    started = time.monotonic()
-    code, data, err = cluster.share(*more)
-    assert code == 4
-    assert [row["ok"] for row in data["nodes"]] == [True, False]
-    assert "[spark-3]" in err
-    assert time.monotonic() - started < 40
-    assert verify.verify(cluster.node, deep=True).is_ok
-
-
-def test_the_real_path_of_a_view_survives_for_the_rank(cluster: Cluster) -> None:
-    result = cluster.ok()
-    node = cluster.node
-    again = view.link(node, cluster.manifest)
-    assert str(again.folder) == result["views"][0]
-    assert not again.is_new

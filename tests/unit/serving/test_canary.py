@@ -57,6 +57,7 @@ def test_good_answers_pass(probe):
     assert probe.fault(GOOD[probe.name]) is None
 
 
+@pytest.mark.cases(63, 147, 148)
 @pytest.mark.parametrize(("name", "response", "words"), BAD)
 @pytest.mark.cases(63)
 def test_bad_answers_are_named(name, response, words):

@@ -12,11 +12,13 @@ from glmspark.serving.memory import (
     Load,
     NodeMemory,
     check_fits,
+    exl3_scratch_bytes,
     memory_plan,
 )
 from glmspark.serving.profiles import load_profile
 from glmspark.serving.shard import rank_weights
 from glmspark.serving.topology import topology
+from vllm_exl3 import dispatch
 
 NODE = NodeMemory("spark-1", 130_663_153_664, 126_000_000_000)
 
@@ -43,6 +45,19 @@ def test_weights_are_what_was_measured(model, dflash, name, gib):
 def test_all_ranks_together_hold_the_experts_once(model, dflash):
     one = rank_weights(model, topology("tp3"), dflash()).by_kind[Kind.EXPERTS]
     assert 3 * one == 42 * 288 * 12_619_788
+
+
+@pytest.mark.parametrize("shape", [(288, 8, 4096, 1024), (96, 8, 4096, 2048)])
+@pytest.mark.parametrize("tokens", [1, 33, 4608, 7168])
+def test_exl3_scratch_is_what_the_plugin_reserves(tokens, shape):
+    theirs = dispatch.scratch_bytes(tokens, dispatch.Shape(*shape), dispatch.Limits())
+    assert exl3_scratch_bytes(tokens, shape) == theirs
+
+
+def test_the_plan_counts_exl3_scratch(model, draft):
+    for name, gib in (("tp2", 0.72), ("tp3", 0.87), ("tp4", 0.65)):
+        items = {item.name: item for item in plan(model, draft, name).ranks[0].items}
+        assert items["EXL3 scratch"].bytes / GIB == pytest.approx(gib, abs=0.01)
 
 
 def test_fp8_halves_what_it_takes_and_nothing_else(model, dflash):
@@ -105,6 +120,7 @@ def test_share_is_below_what_the_node_has(model, draft):
     assert found.gpu_share * NODE.total_bytes > needed
 
 
+@pytest.mark.cases(74)
 def test_full_page_cache_asks_to_be_dropped(model, draft):
     full = replace(NODE, free_bytes=20 * GIB)
     empty = replace(NODE, free_bytes=125_000_000_000)
@@ -117,6 +133,7 @@ def test_fitting_plan_is_accepted(model, draft):
     check_fits(plan(model, draft))
 
 
+@pytest.mark.cases(76)
 def test_refusal_names_the_largest_context_and_it_fits(model, draft):
     tight = replace(NODE, available_bytes=117_000_000_000)
     found = plan(model, draft, nodes=(tight, tight), max_model_len=1_048_576)

@@ -7,12 +7,16 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from glmspark.weights import manifest as manifests
+from glmspark.weights import view
 from glmspark.weights.manifest import FileEntry, Manifest, make_manifest
 from glmspark.weights.store import Store
 
@@ -21,6 +25,9 @@ from tests.unit.weights import fakehub
 ROOT = Path(__file__).resolve().parents[3]
 REV = "0123456789abcdef0123456789abcdef01234567"
 REPO = "kit/model"
+SHARD = "model-00001-of-00003.safetensors"
+NOBODY = 65534
+FAST = ("--stall", "1", "--attempts", "2")
 
 
 def blob(seed: int, size: int) -> bytes:
@@ -165,3 +172,57 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 20.0) ->
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.02)
+
+
+def flip(path: Path, *, keep_stat: bool = False) -> None:
+    """Flip one bit; with ``keep_stat`` so that no stat tells."""
+    before = path.stat()
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    if keep_stat:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    path.chmod(0o444)
+
+
+def locked(kit: Kit, hub: fakehub.Hub, repo: str = REPO) -> Path:
+    """The lock that ``weights lock`` would write (test_lock_... runs the command)."""
+    revision = hub.refs[repo, "main"]
+    entries = []
+    for path, data in hub.repos[repo, revision].items():
+        large = len(data) >= fakehub.LFS_FROM
+        hashes = {"sha256": fakehub.sha256(data)} if large else {}
+        hashes = hashes or {"git_oid": fakehub.git_oid(data)}
+        entries.append(manifests.FileEntry(path, len(data), **hashes))
+    return kit.lock(manifests.make_manifest(repo, revision, entries))
+
+
+def view_of(kit: Kit, lock: Path) -> dict[str, bytes]:
+    made = view.link(Store.open(kit.store), manifests.load(lock))
+    return contents(made.folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 80 MiB; needs root."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    argv = ["mount", "-t", "tmpfs", "-o", "size=80m", "none", str(mount)]
+    if subprocess.run(argv, capture_output=True, check=False).returncode:
+        pytest.skip("needs root and mount(2) for a tmpfs of limited size")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)
+
+
+def at_once(work: Callable[[int], object], count: int) -> list[object]:
+    """``work`` in ``count`` threads that begin together; the first error is raised."""
+    barrier = threading.Barrier(count)
+
+    def one(number: int) -> object:
+        barrier.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))

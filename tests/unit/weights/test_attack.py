@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,10 +22,10 @@ from tests.unit.weights.conftest import (
     blob,
     checkpoint,
     contents,
+    locked,
     manifest_of,
     write_tree,
 )
-from tests.unit.weights.test_fetch import locked
 
 Filled = tuple[Store, Manifest, dict[str, bytes]]
 
@@ -80,9 +77,10 @@ def test_an_endpoint_that_is_no_address_is_said_so(
     kit: Kit, hub: fakehub.Hub, endpoint: str
 ) -> None:
     lock = locked(kit, hub)
-    ran = kit.run("fetch", lock, "--attempts", "1", HF_ENDPOINT=endpoint)
-    assert ran.code == 5, ran.err
-    assert "Traceback" not in ran.err
+    for words in (("fetch", lock), ("lock", REPO)):
+        ran = kit.run(*words, HF_ENDPOINT=endpoint)
+        assert ran.code == 3, ran.err
+        assert "is no address of a Hub" in ran.err
 
 
 def test_strangers_in_the_store_disturb_nobody(filled: Filled) -> None:
@@ -138,71 +136,6 @@ def test_a_locale_that_cannot_write_the_names_changes_nothing(
         assert ran.code == 0, ran.err
     made = view.link(Store.open(kit.store), manifests.load(lock))
     assert set(contents(made.folder)) == {"модель.json", "语.safetensors"}
-
-
-# -- disks ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 70 MiB; needs root."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    argv = ["mount", "-t", "tmpfs", "-o", "size=70m", "none", str(mount)]
-    if subprocess.run(argv, capture_output=True, check=False).returncode:
-        pytest.skip("needs root and mount(2) for a tmpfs of limited size")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Take what is free below ``folder``, to the last byte."""
-    hog = folder / "hog"
-    with hog.open("wb", buffering=0) as file:
-        for size in (1 << 20, 4096, 1):
-            with suppress(OSError):
-                while True:
-                    file.write(b"\0" * size)
-    return hog
-
-
-@pytest.mark.cases(56)
-@pytest.mark.parametrize("command", ["link", "pin", "verify"])
-def test_a_disk_without_room_for_a_name_is_told_apart_and_mended(
-    kit: Kit, small_disk: Path, command: str
-) -> None:
-    files = checkpoint()
-    source = write_tree(small_disk / "source", files)
-    where = ("--store", small_disk / "store")
-    kit.ok("import", source, kit.lock(manifest_of(files)), *where)
-    template = kit.tmp / "t.jinja"
-    template.write_text("{{ m }}" * 3000)
-    words: tuple[str | Path, ...] = (command, *where)
-    if command == "pin":
-        words = ("pin", REPO, f"t.jinja={template}", *where)
-    if command == "verify":
-        words = ("verify", "--deep", *where)
-    hog = fill(small_disk)
-    ran = kit.run(*words)
-    hog.unlink()
-    if ran.code != 0:  # a name may still have fitted into the last page
-        assert ran.code == 5, ran.err
-        assert "is full" in ran.err
-        assert "df -h" in ran.err
-    kit.ok(*words)
-    assert kit.ok("verify", "--deep", "--json", *where).json["ok"]
-    kit.ok("gc", *where)
-    assert kit.ok("verify", "--deep", "--json", *where).json["ok"]
-
-
-def test_a_store_on_a_read_only_disk_is_said_so(kit: Kit, small_disk: Path) -> None:
-    store = small_disk / "store"
-    Store.open(store, create=True)
-    remount = ["mount", "-o", "remount,ro", str(small_disk)]
-    subprocess.run(remount, check=True)
-    ran = kit.run("fetch", "--store", store)
-    assert ran.code == 3
-    assert "mounted read-only" in ran.err
 
 
 # -- kill -9 -------------------------------------------------------------------

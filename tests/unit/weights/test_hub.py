@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 from glmspark.errors import IntegrityError
-from glmspark.weights import hub, locks, part, transfer
+from glmspark.weights import locks, part, transfer, trouble
 from glmspark.weights.hub import Source
 from glmspark.weights.manifest import FileEntry
 from glmspark.weights.store import BlobState, Store
@@ -186,4 +186,4 @@ def test_a_rate_limit_says_how_long_by_either_header(
     headers: dict[str, str], wait: int | None
 ) -> None:
     response = httpx2.Response(429, headers=headers)
-    assert hub._retry_after(response) == wait
+    assert trouble._retry_after(response) == wait

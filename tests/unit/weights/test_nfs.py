@@ -48,6 +48,7 @@ def test_no_token_can_stand_below_the_exported_folder(
     assert {p.name for p in (store.root / "blobs").iterdir()} == {"sha256"}
 
 
+@pytest.mark.cases(68)
 @pytest.mark.parametrize(
     ("subnet", "address"),
     [

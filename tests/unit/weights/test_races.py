@@ -5,44 +5,32 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from glmspark.errors import ConfigError
-from glmspark.weights import gc, hashing, importer, lease, pin, verify, view
+from glmspark.weights import gc, hashing, importer, pin, verify, view
 from glmspark.weights.hashing import Hashes
 from glmspark.weights.journal import Journal, Record
 from glmspark.weights.manifest import FileEntry, Manifest, make_manifest
 from glmspark.weights.store import BlobState, Store
 
 from tests.unit.weights.conftest import (
+    NOBODY,
     REPO,
     REV,
+    SHARD,
     Kit,
+    at_once,
     contents,
+    flip,
     manifest_of,
     write_tree,
 )
 from tests.unit.weights.fakehub import git_oid, sha256
-from tests.unit.weights.test_store import NOBODY, SHARD, flip
 
 Filled = tuple[Store, Manifest, dict[str, bytes]]
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for two users")
-
-
-def at_once(work: Callable[[int], object], count: int) -> list[object]:
-    """``work`` in ``count`` threads that begin together; the first error is raised."""
-    barrier = threading.Barrier(count)
-
-    def one(number: int) -> object:
-        barrier.wait()
-        return work(number)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
 
 
 # -- verify --------------------------------------------------------------------
@@ -242,56 +230,6 @@ def test_what_a_killed_write_left_goes_with_gc(filled: Filled) -> None:
     gc.collect(store)
     assert not any(os.path.lexists(path) for path in left)
     assert verify.verify(store, deep=True).is_ok
-
-
-# -- leases --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["name", "folder"])
-def test_a_view_is_held_by_its_name_and_by_its_folder(filled: Filled, how: str) -> None:
-    store, manifest, _ = filled
-    made = view.link(store, manifest)
-    held = lease.hold(store, made.path if how == "name" else made.folder)
-    assert lease.held_views(store) == {made.folder.name}
-    for fd in held:
-        os.close(fd)
-    assert lease.held_views(store) == set()
-
-
-@NEEDS_ROOT
-def test_a_rank_of_another_user_holds_its_view_too(kit: Kit, filled: Filled) -> None:
-    """It may read the store and not write a lease into it."""
-    store, manifest, files = filled
-    made = view.link(store, manifest)
-    for base in (store.root, *store.root.parents[:3]):
-        base.chmod(0o755)
-    script = (
-        "import os, sys; from pathlib import Path\n"
-        "from glmspark import viewlease\n"
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "folder, held = viewlease.hold(Path(sys.argv[1]))\n"
-        "print(folder, len(held), flush=True); sys.stdin.read()\n"
-    )
-    argv = [sys.executable, "-c", script, str(made.path)]
-    with subprocess.Popen(
-        argv, env=kit.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as rank:
-        assert rank.stdout is not None
-        assert rank.stdout.readline() == f"{made.folder} 1\n"
-        store.manifest_path(manifest.slug).unlink()
-        made.path.unlink()
-        assert gc.collect(store).blobs == []
-        assert contents(made.folder) == files
-        rank.kill()
-    assert len(gc.collect(store).blobs) == len(files)
-
-
-def test_those_who_ask_for_leases_do_not_see_each_other(filled: Filled) -> None:
-    store = filled[0]
-    left = store.root / "leases" / "4711-0a.json"  # of a rank that is gone
-    left.write_text('{"view": "x", "pid": 4711}')
-    seen = at_once(lambda _: [alive for *_, alive in lease.leases(store)] * 20, 4)
-    assert not any(alive for one in seen for alive in one)
 
 
 # -- the journal ---------------------------------------------------------------

@@ -73,6 +73,7 @@ in
       hostName = of (types.strMatching "([[:alnum:]]([[:alnum:]_-]{0,61}[[:alnum:]])?)?") "nixos";
       hosts = of (types.attrsOf (types.listOf types.str)) { };
       interfaces = collected;
+      networkmanager.unmanaged = of (types.listOf types.str) [ ];
       nftables.enable = toggle false;
       useDHCP = toggle true;
       useNetworkd = toggle false;
