@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from glmspark.errors import CommandError, IntegrityError
 from glmspark.weights import hub
+from glmspark.weights import trouble as troubles
 from glmspark.weights.hub import Source
 
 # A safetensors header beyond this is none: the format's own bound.
@@ -68,7 +69,7 @@ class Reader:
             return self._known[path]
 
     def _look(self, path: str) -> Remote:
-        from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
         from huggingface_hub.utils._headers import build_hf_headers
 
         url = hf_hub_url(self.source.repo, path, revision=self.source.revision)
@@ -102,14 +103,14 @@ class Reader:
             self.check()
             try:
                 return work()
-            except hub.transfer_errors() as error:
-                trouble = hub.explain(error, what, self.source)
+            except troubles.transfer_errors() as error:
+                trouble = troubles.explain(error, what, self.source)
                 failures += 1
                 with self._lock:
                     self._known.pop(path, None)  # a signed address may have run out
                 if not trouble.retry or failures >= self.patience.attempts:
                     raise trouble.error from error
-                wait_s = hub.backoff_s(failures, trouble.wait_s)
+                wait_s = troubles.backoff_s(failures, trouble.wait_s)
                 self.note(f"{trouble.error}; again in {wait_s:.0f} s")
                 self._sleep(wait_s)
 
@@ -120,7 +121,7 @@ class Reader:
             time.sleep(min(left, 0.5))
 
     def _read(self, path: str, start: int, end: int) -> bytes:
-        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+        from huggingface_hub import get_session, hf_raise_for_status
 
         remote = self.remote(path)
         if end > remote.size:
