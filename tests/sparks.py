@@ -197,6 +197,7 @@ def spark_view(name: str, rank: int, fabric: FabricFacts, address: str) -> NodeV
         gpus=(Gpu("NVIDIA GB10", "580.95.05", 208, 3003, 4.1, 0),),
         tools={"nix": "/usr/bin/nix", "podman": "/usr/bin/podman"},
         ip_forward=True,
+        store=("views/brandonmusic--GLM-5.3-Flash-EXL3-4bpw--4739eb1bcfd4",),
         clock_synced=True,
         shell="/bin/bash",
         path="/usr/bin",

@@ -62,6 +62,20 @@ class Api:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What the engine is asked before it is announced.
+
+    ``warm_up`` are the requests that make every shape compile (the fields of
+    ``serving.warmup.WarmUp``). ``judges`` says whether the answers must make sense;
+    a random model's only have to be there. ``drafts``: some drafts must be accepted.
+    """
+
+    warm_up: tuple[Mapping[str, Any], ...] = ()
+    judges: bool = False
+    drafts: bool = False
+
+
+@dataclass(frozen=True)
 class Boot:
     """What the supervisor of one node launches and watches."""
 
@@ -72,6 +86,7 @@ class Boot:
     limits: Limits
     api: Api
     ranks: tuple[RankSpec, ...]
+    trial: Trial = field(default_factory=Trial)
 
     def write(self, folder: Path) -> None:
         """Leave the boot in ``folder``/boot.json for supervisor and ranks."""
@@ -84,6 +99,8 @@ class Boot:
         data = json.loads((folder / "boot.json").read_text())
         data["limits"] = Limits(**data["limits"])
         data["api"] = Api(**data["api"])
+        trial = data.get("trial", {})
+        data["trial"] = Trial(**{**trial, "warm_up": tuple(trial.get("warm_up", ()))})
         data["ranks"] = tuple(RankSpec.from_json(rank) for rank in data["ranks"])
         return Boot(**data)
 

@@ -227,7 +227,12 @@ def mesh_rails(
         dropped += lost
         for name, found in rails.items():
             kept[name].update({rail.rdma.device: rail for rail in found})
-    return {name: tuple(rails.values()) for name, rails in kept.items()}, dropped
+    # By name, so that a node that sees itself alone has the same order.
+    ordered = {
+        name: tuple(rails[device] for device in sorted(rails))
+        for name, rails in kept.items()
+    }
+    return ordered, dropped
 
 
 def split_gids(rails: Mapping[str, Sequence[Rail]]) -> dict[str, list[int]]:

@@ -11,6 +11,7 @@ from typing import Any
 from glmspark import nodeside
 from glmspark.checks import check_nodes, unreachable
 from glmspark.ending import without_ours
+from glmspark.errors import ConfigError
 from glmspark.fabric import carrier
 from glmspark.paths import KitPaths
 from glmspark.preflight import Finding, check_node
@@ -128,6 +129,38 @@ def look_at_all(
     answers = in_parallel(one, hosts_of(kit))
     views = [one for one in answers if not isinstance(one, RemoteError)]
     return views, [one for one in answers if isinstance(one, RemoteError)]
+
+
+def look_here(kit: Kit, rank: int, paths: KitPaths, program: Sequence[str]) -> NodeView:
+    """What this machine answers as the node of ``rank``; no peer is asked."""
+    node = kit.nodes[rank]
+    local = node.model_copy(update={"ssh": "local"})
+    arguments = {**question(kit, node, program), "peers": []}
+    began = time.time()
+    answer = asker(kit, paths)(local, arguments)
+    place = (node.name, rank, node.fabric)
+    return NodeView.from_answer(place, answer, (began, time.time()))
+
+
+def views_from_report(kit: Kit, report: Mapping[str, Any]) -> tuple[NodeView, ...]:
+    """The views of ``kit``'s nodes in what ``glmspark doctor --json`` printed.
+
+    Raises:
+        ConfigError: it is no such report, or a node of the kit is not in it.
+    """
+    views = []
+    for rank, node in enumerate(kit.nodes):
+        try:
+            said = report["nodes"][node.name]
+            answer = {**said, "paths": [], "clock": [0.0, 0.0]}
+            place = (node.name, rank, node.fabric)
+            views.append(NodeView.from_answer(place, answer, (0.0, 0.0)))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"the report says nothing usable of node {node.name} ({error!r})",
+                hint="glmspark doctor --json > FILE, with this kit",
+            ) from error
+    return tuple(views)
 
 
 def _node_findings(kit: Kit, view: NodeView, boots: set[str]) -> list[Finding]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from glmspark.boost.folders import of_kit
 from glmspark.errors import ConfigError
 from glmspark.paths import KitPaths, expand
 from glmspark.ranks import EnginePaths
@@ -55,7 +60,8 @@ def model_folder(kit: Kit, paths: KitPaths) -> Path:
                 hint="set weights.target to a folder, REPOSITORY@REVISION or loopback",
             )
         return Path(target)
-    return paths.store / "views" / view_name(target)
+    built = of_kit(kit, paths, must_exist=False).model
+    return Path(built) if built else paths.store / "views" / view_name(target)
 
 
 def view_name(target: str) -> str:
@@ -80,12 +86,39 @@ def view_name(target: str) -> str:
 
 def engine_paths(kit: Kit, paths: KitPaths) -> EnginePaths:
     """Everything of this node that the ranks' command lines name."""
-    return EnginePaths(
-        find_program(kit),
+    program = find_program(kit)
+    found = EnginePaths(
+        program,
         str(model_folder(kit, paths)),
         str(paths.cache / f"engine-{kit.engine.value}"),
         str(paths.key),
     )
+    if not kit.engine.uses_gpu:
+        return found
+    cache = paths.cache / "jit" / cache_name(program)
+    return replace(found, cache=str(cache), **_gpu_folders(kit, paths))
+
+
+def cache_name(program: tuple[str, ...]) -> str:
+    """A name for the compiled kernels of ``program``: another engine, another name."""
+    resolved = os.path.realpath(program[0])
+    return hashlib.sha256(resolved.encode()).hexdigest()[:16]
+
+
+def _gpu_folders(kit: Kit, paths: KitPaths) -> dict[str, Any]:
+    """The drafter's views and the donor's, by the field of EnginePaths."""
+    from glmspark.weights.builtin import builtin
+
+    built = of_kit(kit, paths, must_exist=False)
+    folders: dict[str, Any] = {}
+    if kit.weights.drafter == "dflash2":
+        slug = builtin("drafter").slug
+        folders["draft"] = built.draft or str(paths.store / "views" / slug)
+        padded = paths.cache / f"{slug}-{kit.topology.value}"
+        folders["padded_draft"] = str(padded)
+    if built.donor:
+        folders["donor"] = built.donor
+    return folders
 
 
 def engine_python(program: tuple[str, ...]) -> str:

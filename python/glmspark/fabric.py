@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from glmspark.errors import PreflightError
 from glmspark.fabrictypes import FabricFacts, Gid, Netdev, RdmaPort
-from glmspark.ncclselect import Selector, exact_selector
+from glmspark.ncclselect import Selector
 
 ROCE_V2 = "RoCE v2"
 
@@ -26,6 +26,11 @@ class Rail:
     address: str
     rdma: RdmaPort
     gid: int
+
+    @property
+    def hca(self) -> str:
+        """Its name in NCCL_IB_HCA: device and port."""
+        return f"{self.rdma.device}:{self.rdma.port}"
 
 
 @dataclass(frozen=True)
@@ -266,11 +271,31 @@ def _one_gid(
     return {n: tuple(rails[i] for i in numbers) for n, rails in kept.items()}, dropped
 
 
-def network_env(netdev: str, address: str, rails: Sequence[Rail]) -> dict[str, str]:
+def own_rails(facts: FabricFacts, address: str, *, mesh: bool) -> tuple[Rail, ...]:
+    """The rails that a node sees by itself, without asking its peers.
+
+    The device of ``address`` and its twins; in a ``mesh`` (no common subnet) every
+    RDMA port with an IPv4 address. Rails with another GID index than the first are
+    left out: a rank has one index.
+    """
+    places = _addressed(facts, address)
+    if mesh:
+        places = [(one, one.ipv4[0].address) for one in facts.netdevs if one.ipv4]
+    found = [rail_at(facts, netdev, held) for netdev, held in places if held]
+    rails = [one for one in found if isinstance(one, Rail)]
+    if mesh:
+        rails.sort(key=lambda one: one.rdma.device)
+    return tuple(one for one in rails if one.gid == rails[0].gid)
+
+
+def network_env(
+    netdev: str, address: str, hcas: Sequence[str] = (), gid: int = -1
+) -> dict[str, str]:
     """The variables that follow from a rank's place on the fabric.
 
-    All of them come from the one fabric address. Without rails (no RDMA) nothing of
-    InfiniBand is defined: NCCL reads an empty NCCL_IB_GID_INDEX as index 0.
+    All of them come from the one fabric address; ``hcas`` are device:port. Without
+    any (no RDMA) nothing of InfiniBand is defined: NCCL reads an empty
+    NCCL_IB_GID_INDEX as index 0.
     """
     env = {
         "VLLM_HOST_IP": address,
@@ -278,10 +303,9 @@ def network_env(netdev: str, address: str, rails: Sequence[Rail]) -> dict[str, s
         # "=": without it NCCL takes every device whose name begins so.
         "NCCL_SOCKET_IFNAME": f"={netdev}",
     }
-    if rails:
-        ports = [(rail.rdma.device, rail.rdma.port) for rail in rails]
-        env["NCCL_IB_HCA"] = exact_selector(ports)
-        env["NCCL_IB_GID_INDEX"] = str(rails[0].gid)
+    if hcas:
+        env["NCCL_IB_HCA"] = "=" + ",".join(hcas)
+        env["NCCL_IB_GID_INDEX"] = str(gid)
         env["NCCL_IB_ROCE_VERSION_NUM"] = "2"
         env["NCCL_IB_DISABLE"] = "0"
         # A missing verbs device must be an error, not a silent socket transport.

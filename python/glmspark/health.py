@@ -10,6 +10,10 @@ from typing import Any
 
 from glmspark.boot import Api
 
+CHAT = "/v1/chat/completions"
+# vLLM writes -9999 where a probability is zero.
+LEAST_LOGPROB = -9999.0
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -78,6 +82,12 @@ def chat_body(name: str, prompt: str, max_tokens: int) -> dict[str, Any]:
     }
 
 
+def metrics(api: Api, key: str) -> str:
+    """The text of /metrics; empty where there is none."""
+    answer = ask(api, "/metrics", key=key, timeout_s=10.0)
+    return answer.body.decode(errors="replace") if answer.status == 200 else ""
+
+
 def judge(answer: Answer) -> str:
     """What is wrong with the answer to a chat request; empty: nothing."""
     if answer.status == 0:
@@ -93,9 +103,27 @@ def judge(answer: Answer) -> str:
     return "" if choices and usage > 0 else "no token was generated"
 
 
+def logprob_fault(answer: Answer) -> str:
+    """What is wrong with the tokens' log probabilities; empty: nothing.
+
+    A random model's words say nothing, but each of its tokens was the likeliest, so
+    its probability is a number: not a number, and not vLLM's stand-in for zero.
+    """
+    choices = answer.data()["choices"]
+    found = (choices[0].get("logprobs") or {}).get("content") or []
+    values = [token.get("logprob") for token in found]
+    if not values:
+        return "no log probability came back"
+    bad = [
+        value
+        for value in values
+        if not isinstance(value, int | float) or not LEAST_LOGPROB < value <= 0.0
+    ]
+    return f"a token's log probability is {bad[0]}" if bad else ""
+
+
 def canary(api: Api, key: str, timeout_s: float) -> str:
     """What is wrong with a real completion of a few tokens; empty: nothing."""
-    body = chat_body(api.name, "Say hello.", 4)
-    return judge(
-        ask(api, "/v1/chat/completions", key=key, body=body, timeout_s=timeout_s)
-    )
+    body = {**chat_body(api.name, "Say hello.", 4), "logprobs": True}
+    answer = ask(api, CHAT, key=key, body=body, timeout_s=timeout_s)
+    return judge(answer) or logprob_fault(answer)

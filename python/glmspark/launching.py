@@ -38,4 +38,5 @@ def make_boot(kit: Kit, name: str, plan: Plan, key_file: str) -> Boot:
         ),
         api=Api(kit.serve.host, kit.serve.port, kit.serve.name, api_url(kit), key),
         ranks=tuple(reversed(plan.ranks)),
+        trial=plan.trial,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 # NCCL reads at most this many names and ignores the rest without a word.
@@ -47,8 +46,3 @@ def parse_selector(text: str) -> Selector:
             number = int(port) if port.isdecimal() else 0
             names.append((name, number if colon else None))
     return Selector(tuple(names[:MAX_NAMES]), exact, excludes)
-
-
-def exact_selector(ports: Iterable[tuple[str, int]]) -> str:
-    """The selector of exactly these (device, port) pairs."""
-    return "=" + ",".join(f"{device}:{port}" for device, port in ports)

@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from glmspark import paddeddraft
 from glmspark.awaiting import await_serving
 from glmspark.backends import Backend, Launch, await_state, pick_backend
+from glmspark.boost.folders import of_kit
 from glmspark.boot import (
     State,
     read_state,
@@ -16,7 +19,7 @@ from glmspark.boot import (
 from glmspark.bringing import wanted_of
 from glmspark.causes import deserves_retry
 from glmspark.console import Narrator
-from glmspark.doctor import Examination, asker, examine, with_netdevs
+from glmspark.doctor import Examination, asker, examine, remote_of, with_netdevs
 from glmspark.ending import await_memory, boot_names, end_kit, note_taken, without_ours
 from glmspark.engine import engine_paths, engine_python
 from glmspark.errors import GlmSparkError, NotReadyError
@@ -34,19 +37,25 @@ from glmspark.imageside import ImageFacts
 from glmspark.launching import make_boot, new_boot_folder
 from glmspark.loading import bring_engine, end_containers, write_containers
 from glmspark.locks import lock_file, operation_lock
+from glmspark.nodesmemory import remembering, write_nodes_memory
 from glmspark.paths import KitPaths, ensure_key, kit_paths, make_folder
-from glmspark.plan import Action, Goal, Plan, Step, build_plan
+from glmspark.plan import Action, Goal, Plan, Step, build_plan, without_verdict
 from glmspark.preflight import (
     Finding,
     check_node,
     check_view,
     check_waivers,
     report,
+    unjudged,
 )
 from glmspark.remoterank import end_remote, write_access
 from glmspark.runner import Command, Runner, check
 from glmspark.schema import Kit, Runtime
 from glmspark.views import ANYTHING
+
+if TYPE_CHECKING:
+    from glmspark.serving.kit import KitShape
+    from glmspark.views import NodeView
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ class Operator:
         self.seen: Examination | None = None
         self.wanted = ANYTHING
         self.launched = False
+        self.shape: KitShape | None = None
         self.brought = self.retried = False
         self.images: dict[str, ImageFacts] = {}
 
@@ -81,9 +91,17 @@ class Operator:
         """What keeps the supervisor alive on this machine."""
         return pick_backend(self.kit.supervisor, self.runner)
 
-    def plan(self, goal: Goal) -> Plan:
-        """The plan that this operator would carry out."""
-        return build_plan(self.kit, goal, self.engine)
+    def plan(self, goal: Goal, waive: tuple[str, ...] = ()) -> Plan:
+        """The plan that this operator would carry out; GPU kits' nodes are asked.
+
+        Raises:
+            PreflightError: a node of a GPU kit does not answer, or the ranks do not
+                fit.
+        """
+        if self.kit.engine.uses_gpu and goal.launches and self.shape is None:
+            self._look()
+        fit = "host.memory" not in waive
+        return build_plan(self.kit, goal, self.engine, self.shape, fit=fit)
 
     @property
     def lock(self) -> Path:
@@ -117,8 +135,11 @@ class Operator:
     def _bring_up(self, goal: Goal, waive: tuple[str, ...]) -> Outcome:
         check_waivers(waive)
         require_head(self.kit)
+        of_kit(self.kit, self.paths, must_exist=True)
         self._survey(waive)
-        plan = self.plan(goal)
+        plan = without_verdict(self.plan(goal, waive), waive)
+        if "canary.answers" in waive and self.kit.judges_answers:
+            self._say_waived([unjudged(self.kit.nodes[0].name)])
         began_s = time.monotonic()
         make_folder(self.paths.state, "paths.state")
         make_folder(self.paths.boots, "paths.state")
@@ -144,17 +165,49 @@ class Operator:
 
     def _survey(self, waive: tuple[str, ...]) -> None:
         """Look at all hosts of a spread kit; their devices are part of the plan."""
-        if not self._is_spread and self.kit.runtime is Runtime.VENV:
+        is_alone = not (self._is_spread or self.kit.engine.uses_gpu)
+        if is_alone and self.kit.runtime is Runtime.VENV:
             return
+        seen = self._look(waive)
+        if len(seen.views) < len(self.kit.nodes):
+            report(list(seen.findings), waive)
+
+    def _look(self, waive: tuple[str, ...] | None = None) -> Examination:
+        """Look at all hosts and plan from what they say.
+
+        ``waive`` makes a GPU kit that is not up stop at the findings, all of which
+        say more than what could not be rendered for one of them.
+        """
         self.narrator.busy("look at every node")
-        ask, boots = asker(self.kit, self.paths), boot_names(self.paths)
-        self.wanted = wanted_of(self.kit, self.paths, self.engine.program)
-        self.seen = examine(
-            self.kit, ask, self.engine.program, boots, wanted=self.wanted
-        )
-        self.kit = with_netdevs(self.kit, self.seen.views)
-        if len(self.seen.views) < len(self.kit.nodes):
+        self.seen = self._examine()
+        is_strict = self.kit.engine.uses_gpu and not self._is_up
+        if waive is not None and is_strict:
             report(list(self.seen.findings), waive)
+        elif waive is None and self.seen.errors:
+            count = len(self.seen.errors)
+            self.narrator.note(f"{count} in the way of a start: glmspark doctor")
+        self.assume(self.seen.views)
+        return self.seen
+
+    def assume(self, views: tuple[NodeView, ...]) -> None:
+        """Plan from ``views``, without asking any node."""
+        self.kit = with_netdevs(self.kit, views)
+        if self.kit.engine.uses_gpu:
+            from glmspark.serving.gpukit import shape_of
+
+            self.shape = shape_of(self.kit, views)
+
+    @property
+    def _is_up(self) -> bool:
+        state = self.state()
+        return state is not None and state.is_up
+
+    def _examine(self) -> Examination:
+        """Ask every node; a serving kit's memory is what was there before it."""
+        ask, boots = asker(self.kit, self.paths), boot_names(self.paths)
+        ask = remembering(ask, self.paths)
+        self.wanted = wanted_of(self.kit, self.paths, self.engine.program)
+        return examine(self.kit, ask, self.engine.program, boots, wanted=self.wanted)
 
     def _attach(self, state: State, plan: Plan) -> Outcome:
         if state.digest != plan.digest:
@@ -178,6 +231,7 @@ class Operator:
             Action.CHECK: lambda step: self._check(step, waive),
             Action.ENGINE: self._bring,
             Action.MODEL: self._model,
+            Action.DRAFT: self._draft,
             Action.KEY: self._key,
             Action.STOP: self._stop,
         }
@@ -200,11 +254,13 @@ class Operator:
 
     def _judge(self, waived: list[Finding], node: str) -> None:
         """Say what was waived for ``node``, and that nothing else is in the way."""
-        waived = [finding for finding in waived if finding.node == node]
+        self._say_waived([finding for finding in waived if finding.node == node])
+        self.narrator.say(f"{node}: checked, nothing in the way")
+
+    def _say_waived(self, waived: list[Finding]) -> None:
         for finding in waived:
             self.narrator.note(f"waived: {finding.line()}")
         self.waived += tuple(waived)
-        self.narrator.say(f"{node}: checked, nothing in the way")
 
     def _bring(self, _step: Step) -> None:
         """Bring the engine to every node that lacks it, at the first such step."""
@@ -224,6 +280,14 @@ class Operator:
             (*argv, self.engine.model), env={"PYTHONPATH": here}, timeout_s=120
         )
         check(self.runner, command)
+
+    def _draft(self, step: Step) -> None:
+        node = next(one for one in self.kit.nodes if one.name == step.node)
+        if node.ssh == "local":
+            paddeddraft.make(**step.detail)
+        else:
+            remote = remote_of(self.kit, node, self.paths)
+            remote.call("glmspark.paddeddraft:make", step.detail)
 
     def _key(self, _step: Step) -> None:
         ensure_key(self.paths.key)
@@ -250,6 +314,8 @@ class Operator:
         folder = new_boot_folder(self.paths)
         boot = make_boot(self.kit, folder.name, plan, self.engine.key)
         boot.write(folder)
+        if self.seen is not None:
+            write_nodes_memory(folder, self.seen.views)
         write_access(folder, self.kit, self.paths)
         write_containers(folder, self.kit, self.images)
         launch = Launch(

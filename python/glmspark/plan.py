@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from glmspark.boot import Trial
 from glmspark.closures import store_path
 from glmspark.ranks import EnginePaths, RankSpec, render_ranks
 from glmspark.runner import quote
 from glmspark.schema import Kit, Runtime
+
+if TYPE_CHECKING:
+    from glmspark.serving.kit import KitShape
 
 
 class Goal(StrEnum):
@@ -39,6 +43,7 @@ class Action(StrEnum):
     CHECK = "check"
     ENGINE = "engine"
     MODEL = "model"
+    DRAFT = "draft"
     KEY = "key"
     STOP = "stop"
     LAUNCH = "launch"
@@ -63,11 +68,18 @@ class Plan:
     goal: Goal
     steps: tuple[Step, ...]
     ranks: tuple[RankSpec, ...]
+    trial: Trial = field(default_factory=Trial)
+    measured: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
-        """A hash of what would run, to tell whether a running kit is this plan."""
-        data = json.dumps([rank.to_json() for rank in self.ranks], sort_keys=True)
+        """A hash of what would run, to tell whether a running kit is this plan.
+
+        The values of ``measured`` flags are left out: they follow from the memory that
+        is available at the moment, which is never twice the same.
+        """
+        ranks = [_unmeasured(rank, self.measured).to_json() for rank in self.ranks]
+        data = json.dumps(ranks, sort_keys=True)
         return hashlib.sha256(data.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
@@ -102,12 +114,35 @@ class Plan:
         return out
 
 
+def _unmeasured(rank: RankSpec, flags: tuple[str, ...]) -> RankSpec:
+    if not flags:
+        return rank
+    argv = [
+        "" if before in flags else word
+        for before, word in zip(("", *rank.argv), rank.argv, strict=False)
+    ]
+    shape = {name: value for name, value in rank.shape.items() if name not in flags}
+    return replace(rank, argv=tuple(argv), shape=shape)
+
+
 def _check_steps(kit: Kit) -> list[Step]:
     nodes = {node.ssh: node.name for node in reversed(kit.nodes)}
     return [
         Step(Action.CHECK, name, "check the node: engine, ports, memory, stale ranks")
         for name in reversed(nodes.values())
     ]
+
+
+def _trial_title(kit: Kit, trial: Trial) -> str:
+    """What stands between health and the announcement, for people."""
+    url = api_url(kit)
+    if not trial.judges:
+        return f"wait until every rank agrees and {url} answers a completion"
+    shapes = f"takes {len(trial.warm_up)} warm-up shapes and " if trial.warm_up else ""
+    return (
+        f"wait until every rank agrees and {url} {shapes}answers the canary "
+        "(words, tool, reasoning" + (", drafts)" if trial.drafts else ")")
+    )
 
 
 def _engine_steps(kit: Kit, program: tuple[str, ...]) -> list[Step]:
@@ -132,7 +167,7 @@ def _engine_steps(kit: Kit, program: tuple[str, ...]) -> list[Step]:
     ]
 
 
-def _launch_steps(kit: Kit, ranks: tuple[RankSpec, ...]) -> list[Step]:
+def _launch_steps(kit: Kit, ranks: tuple[RankSpec, ...], trial: Trial) -> list[Step]:
     head = kit.nodes[0].name
     launches = [
         Step(
@@ -143,13 +178,7 @@ def _launch_steps(kit: Kit, ranks: tuple[RankSpec, ...]) -> list[Step]:
         )
         for rank in reversed(ranks)  # workers first, head last
     ]
-    url = api_url(kit)
-    ready = Step(
-        Action.READY,
-        head,
-        f"wait until every rank agrees and {url} answers a completion",
-    )
-    return [*launches, ready]
+    return [*launches, Step(Action.READY, head, _trial_title(kit, trial))]
 
 
 def api_url(kit: Kit) -> str:
@@ -162,14 +191,58 @@ def api_url(kit: Kit) -> str:
     return f"http://{host}:{kit.serve.port}/v1"
 
 
-def build_plan(kit: Kit, goal: Goal, paths: EnginePaths) -> Plan:
+def without_verdict(plan: Plan, waive: Iterable[str]) -> Plan:
+    """``plan`` with answers that only have to be there, where that is waived."""
+    if "canary.answers" not in waive:
+        return plan
+    return replace(plan, trial=replace(plan.trial, judges=False))
+
+
+def _draft_steps(
+    kit: Kit, paths: EnginePaths, changes: Mapping[str, Any] | None
+) -> list[Step]:
+    """Three ranks: the drafter's folder with padded heads, on each node."""
+    if not changes:
+        return []
+    detail = {"view": paths.draft, "folder": paths.padded_draft, "changes": changes}
+    title = f"make the drafter's folder for {kit.topology.ranks} ranks"
+    return [Step(Action.DRAFT, node.name, title, detail) for node in kit.nodes]
+
+
+def _render(
+    kit: Kit, paths: EnginePaths, shape: KitShape | None, *, fit: bool
+) -> tuple[tuple[RankSpec, ...], Trial]:
+    if shape is None:
+        return render_ranks(kit, paths), Trial(judges=kit.judges_answers)
+    from glmspark.serving.gpukit import rank_specs, render_kit, trial_of
+
+    rendered = render_kit(kit, paths, shape, fit=fit)
+    return rank_specs(kit, paths, rendered), trial_of(kit, rendered)
+
+
+def build_plan(
+    kit: Kit,
+    goal: Goal,
+    paths: EnginePaths,
+    shape: KitShape | None = None,
+    *,
+    fit: bool = True,
+) -> Plan:
     """The plan that brings ``kit`` to ``goal``.
+
+    ``shape`` holds what the nodes of a GPU kit answered; ``fit`` False plans what the
+    memory plan says does not fit.
 
     Raises:
         ConfigError: a rank cannot be rendered from what the kit says.
+        PreflightError: it does not fit; says what is short and what would fit.
     """
     head, steps = kit.nodes[0].name, []
-    ranks = render_ranks(kit, paths) if goal.launches else ()
+    ranks: tuple[RankSpec, ...] = ()
+    trial = Trial()
+    measured: tuple[str, ...] = ()
+    if goal.launches:
+        ranks, trial = _render(kit, paths, shape, fit=fit)
     if goal.launches:
         steps += _check_steps(kit)
         steps += _engine_steps(kit, paths.program)
@@ -181,6 +254,11 @@ def build_plan(kit: Kit, goal: Goal, paths: EnginePaths) -> Plan:
                     f"build the tiny random model in {paths.model} if it is not there",
                 )
             )
+        if shape is not None:
+            from glmspark.serving.gpukit import draft_changes, measured_flags
+
+            measured = measured_flags(kit)
+            steps += _draft_steps(kit, paths, draft_changes(kit, paths))
         if kit.needs_key:
             steps.append(
                 Step(Action.KEY, head, f"read or make the API key {paths.key}")
@@ -190,5 +268,5 @@ def build_plan(kit: Kit, goal: Goal, paths: EnginePaths) -> Plan:
             Step(Action.STOP, head, "stop every rank and prove that it is gone")
         )
     if goal.launches:
-        steps += _launch_steps(kit, ranks)
-    return Plan(kit.name, goal, tuple(steps), ranks)
+        steps += _launch_steps(kit, ranks, trial)
+    return Plan(kit.name, goal, tuple(steps), ranks, trial, measured)

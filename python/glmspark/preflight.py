@@ -26,6 +26,7 @@ CHECKS = {
     "port.master": "the rendezvous port is free",
     "weights.view": "the weights are in the store, and their view is built",
     "ranks.stale": "no rank of an earlier start is alive",
+    "canary.answers": "the model's first answers make sense (asked after the load)",
 }
 
 
@@ -220,6 +221,17 @@ def report(findings: list[Finding], waived: Iterable[str]) -> list[Finding]:
             + " ".join(f"--waive {name}" for name in sorted({o.check for o in open_})),
         )
     return [one for one in findings if one.check in waived]
+
+
+def unjudged(node: str) -> Finding:
+    """What it means that the verdict on the first answers is waived."""
+    return Finding(
+        "canary.answers",
+        node,
+        "the first answers are not judged",
+        "answers that make sense",
+        "glmspark start without that waiver",
+    )
 
 
 def opens_network(kit: Kit) -> bool:

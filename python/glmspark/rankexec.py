@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 from glmspark import fingerprint, viewlease
 from glmspark.boot import Boot
 from glmspark.errors import ConfigError, IntegrityError
-from glmspark.paths import read_key
-from glmspark.ranks import RankSpec, scrub
+from glmspark.paths import KitPaths, read_key
+from glmspark.ranks import EnginePaths, RankSpec, render_ranks, scrub
 from glmspark.scene import die_with_parent, private_shm
 
 if TYPE_CHECKING:
@@ -137,6 +137,28 @@ def run_engine(spec: RankSpec, env: Mapping[str, str]) -> NoReturn:
         ) from error
 
 
+def rank_alone(kit: Kit, rank: int, engine: EnginePaths, paths: KitPaths) -> RankSpec:
+    """The rank as this node alone can plan it; a GPU kit's node is looked at now.
+
+    Raises:
+        ConfigError: the rank cannot be rendered.
+        PreflightError: this node lacks its fabric device, or the rank does not fit.
+    """
+    if not kit.engine.uses_gpu:
+        return render_ranks(kit, engine)[rank]
+    from glmspark import paddeddraft
+    from glmspark.doctor import look_here
+    from glmspark.serving import gpukit
+
+    view = look_here(kit, rank, paths, engine.program)
+    rendered = gpukit.render_kit(kit, engine, gpukit.shape_alone(kit, rank, view))
+    changes = gpukit.draft_changes(kit, engine)
+    if changes:
+        view_, folder = engine.draft, engine.padded_draft
+        paddeddraft.make(view=view_, folder=folder, changes=changes)
+    return gpukit.rank_specs(kit, engine, rendered)[rank]
+
+
 def become_alone(kit: Kit, rank: int, environ: Mapping[str, str]) -> NoReturn:
     """Replace this process by a rank of ``kit``, for a unit or container that has one.
 
@@ -149,15 +171,14 @@ def become_alone(kit: Kit, rank: int, environ: Mapping[str, str]) -> NoReturn:
     """
     from glmspark.engine import engine_paths
     from glmspark.paths import kit_paths
-    from glmspark.ranks import render_ranks
 
-    ranks = render_ranks(kit, engine_paths(kit, kit_paths(kit, environ)))
-    if rank >= len(ranks):
+    if rank >= len(kit.nodes):
         raise ConfigError(
-            f"rank {rank} was asked for, kit {kit.name} has {len(ranks)}",
-            hint=f"ranks: 0 to {len(ranks) - 1}",
+            f"rank {rank} was asked for, kit {kit.name} has {len(kit.nodes)}",
+            hint=f"ranks: 0 to {len(kit.nodes) - 1}",
         )
-    spec = hold_model(ranks[rank])
+    paths = kit_paths(kit, environ)
+    spec = hold_model(rank_alone(kit, rank, engine_paths(kit, paths), paths))
     stated = json.dumps(state(spec), sort_keys=True)
     sys.stderr.write(f"rank {rank} runs {stated}\n")
     sys.stderr.flush()

@@ -33,12 +33,18 @@ class EnginePaths:
 
     ``program`` is the argv prefix that stands for ``vllm``, ``model`` the folder that
     is served, ``cache`` the root of the compile caches, ``key`` the API key's file.
+    For GPU kits ``draft`` is the drafter's folder, ``padded_draft`` the one that is
+    made from it for three ranks, ``donor`` a transplant's second repository; "" where
+    there is none.
     """
 
     program: tuple[str, ...]
     model: str
     cache: str
     key: str
+    draft: str = ""
+    padded_draft: str = ""
+    donor: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ _ours = _NO_PLUGINS not in os.environ
 os.environ.setdefault(_NO_PLUGINS, "__all__")
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+PROFILE_PATTERN = r"^([a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?|/.+\.toml)$"
 
 
 class Topology(StrEnum):
@@ -151,10 +152,13 @@ class Serve(Table):
         default=131072,
         ge=256,
         le=1048576,
-        description="Longest prompt plus answer, in tokens.",
+        description="Longest prompt plus answer, in tokens; GPU kits: the profile's.",
     )
     max_num_seqs: int = Field(
-        default=4, ge=1, le=256, description="Requests that run at the same time."
+        default=4,
+        ge=1,
+        le=256,
+        description="Requests that run at the same time; GPU kits: the profile's.",
     )
     kv_cache_bytes: int = Field(
         default=0,
@@ -165,6 +169,17 @@ class Serve(Table):
         default=(),
         strict=False,
         description="Further arguments of `vllm serve`, the same on every rank.",
+    )
+    warm_up: bool = Field(
+        default=True,
+        description="GPU kits: before the API is announced, send every shape that "
+        "would compile in traffic.",
+    )
+    canary: Literal["auto", "answers", "structure"] = Field(
+        default="auto",
+        description="What the first completions must show. answers: that the model "
+        "makes sense (words, a tool call, reasoning, accepted drafts). structure: that "
+        "tokens come back. auto: answers on GPU kits, structure elsewhere.",
     )
 
 
@@ -277,8 +292,10 @@ class Kit(Table):
         description="Who watches the ranks of a node; auto: systemd where the user has "
         "a manager, else the tool itself.",
     )
-    profile: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
-        default="default", description="Set of serving values; see `glmspark profile`."
+    profile: Annotated[str, Field(pattern=PROFILE_PATTERN)] = Field(
+        default="default",
+        description="Set of serving values (`glmspark profile list`), or the absolute "
+        "path of a file of one's own that ends in .toml.",
     )
     nodes: tuple[Node, ...] = Field(
         strict=False, description="The hosts, rank 0 (the head) first."
@@ -290,6 +307,13 @@ class Kit(Table):
     timeouts: Timeouts = Timeouts()
     paths: Paths = Paths()
     image: Image = Image()
+
+    @property
+    def judges_answers(self) -> bool:
+        """Whether a start ends where the model's answers make no sense."""
+        if self.serve.canary != "auto":
+            return self.serve.canary == "answers"
+        return self.engine.uses_gpu
 
     @property
     def needs_key(self) -> bool:

@@ -211,6 +211,11 @@ def load_settings(
     layers.add_tables(
         topology_defaults(topology, pick("engine", "vllm-gb10")), f"topology {topology}"
     )
+    if pick("engine", "vllm-gb10") == "vllm-gb10" and topology != "loopback":
+        from glmspark.serving.profiles import profile_defaults  # not for other kits
+
+        name = pick("profile", "default")
+        layers.add_tables(profile_defaults(name), f"profile {name}")
     layers.add_tables(tables, lambda key: f"{path}:{line_of(text, key)}")
     layers.add_values(over)
     _check_characters(layers)

@@ -32,6 +32,7 @@ MODULES = (
     "netlink",
     "nixside",
     "nodeside",
+    "paddeddraft",
     "paths",
     "processes",
     "reach",

@@ -35,8 +35,10 @@ class Script:
     ``log`` is printed at start; ``exit_after_s`` ends it with ``exit_code`` that long
     after launch; ``mute`` never joins; ``reply`` is the completion, empty for none;
     ``ignore_term`` makes SIGTERM do nothing; ``answer_s`` delays every completion;
-    ``join_s`` passes before it joins, ``hog_bytes`` is memory that it takes then;
-    ``once`` leaves the script out at the second start.
+    ``join_s`` passes before it joins; ``hog_bytes`` is memory that it takes when it is
+    asked for a completion or has joined; ``once`` leaves the script out at the second
+    start. ``fault`` names what is wrong with the answers, "" for a model that makes
+    sense: repeat, empty, foreign, tool, thinking, drafts, logprob, warm-up.
     """
 
     load_s: float = 0.2
@@ -48,6 +50,7 @@ class Script:
     health: int = 200
     ignore_term: bool = False
     answer_s: float = 0.0
+    fault: str = ""
     hog_bytes: int = 0
     join_s: float = 0.0
     once: bool = False
@@ -71,6 +74,36 @@ class Script:
         if found.once:
             mark.touch()
         return found
+
+
+# A question's telling word, and what a model that makes sense answers to it.
+SENSE = (
+    ("exactly one word", "OK"),
+    ("lighthouse", "A lighthouse stands on a rock. Its lamp turns all night."),
+    (
+        "nothing else:",
+        "\u0445\u043e\u0440\u043e\u0448\u043e \u6b63\u786e \u0635\u062d\u064a\u062d",
+    ),
+    ("7 times 8", "It is 56."),
+)
+
+
+def answer_to(body: dict[str, Any], script: Script) -> dict[str, Any]:
+    """The assistant's message to a chat request, as the script has it."""
+    prompt = " ".join(str(m.get("content")) for m in body.get("messages", []))
+    content = next((said for ask, said in SENSE if ask in prompt), script.reply)
+    if script.fault == "repeat":
+        content = "the the the " * 20
+    elif script.fault == "empty" or (script.fault == "foreign" and "\u6b63" in content):
+        content = ""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if body.get("tools") and script.fault != "tool":
+        call = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+        message = {"role": "assistant", "tool_calls": [{"function": call}]}
+    thinks = body.get("chat_template_kwargs", {}).get("enable_thinking")
+    if thinks and script.fault != "thinking":
+        message["reasoning"] = "Seven eights are fifty-six."
+    return message
 
 
 def _fork_engine(title: str) -> int:
@@ -120,6 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
     limit: int
     key: str
     meeting: Rendezvous
+    asked: list[int]
 
     def log_message(self, *_args: object) -> None:
         """Be quiet: the log is for what matters to a test."""
@@ -143,6 +177,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Health and the list of models."""
         if self.path == "/health":
             self._send(self.script.health, b"", kind="text/plain")
+        elif self.path == "/metrics":
+            accepted = 0 if self.script.fault == "drafts" else 3 * self.asked[0]
+            text = f"vllm:spec_decode_num_draft_tokens_total {64 * self.asked[0]}\n"
+            text += f"vllm:spec_decode_num_accepted_tokens_total {accepted}\n"
+            self._send(200, text.encode(), kind="text/plain")
         elif self.path == "/v1/models" and not self._refused():
             self._send(200, {"object": "list", "data": [{"id": self.name}]})
         elif self.path != "/v1/models":
@@ -167,19 +206,35 @@ class _Handler(BaseHTTPRequestHandler):
             message = f"maximum context length is {self.limit} tokens"
             self._send(400, {"error": {"message": message}})
             return
+        if self.path == "/v1/completions":
+            self._complete(body)
+            return
+        self.asked[0] += 1
         time.sleep(self.script.answer_s)
         if body.get("stream"):
             self._stream()
         else:
-            self._send(200, self._completion())
+            self._send(200, self._completion(body))
 
-    def _completion(self) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self.script.reply}
+    def _complete(self, body: dict[str, Any]) -> None:
+        """A plain completion of token ids: the shape matters, the text does not."""
+        if self.script.fault == "warm-up" or len(body["prompt"]) > self.limit:
+            self._send(500, {"error": {"message": "no kernel for this shape"}})
+        else:
+            self._send(200, {"choices": [{"index": 0, "text": "x"}]})
+
+    def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        message = answer_to(body, self.script)
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        if body.get("logprobs"):
+            value = float("nan") if self.script.fault == "logprob" else -0.5
+            choice["logprobs"] = {"content": [{"token": "x", "logprob": value}]}
+        count = len(self.script.reply.split())
         return {
             "object": "chat.completion",
             "model": self.name,
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"completion_tokens": len(self.script.reply.split())},
+            "choices": [choice],
+            "usage": {"completion_tokens": count},
         }
 
     def _stream(self) -> None:
@@ -239,6 +294,7 @@ def _serve(args: argparse.Namespace, script: Script) -> None:
             "limit": args.max_model_len,
             "key": os.environ.get("VLLM_API_KEY", ""),
             "meeting": meeting,
+            "asked": [0],
         },
     )
     ThreadingHTTPServer((args.host, args.port), handler).serve_forever()

@@ -22,7 +22,7 @@ from glmspark.fabricfacts import growth, read_counters
 from glmspark.facts import Roots
 from glmspark.linkwatch import LinkWatch, MemoryWatch, device_of
 from glmspark.logread import read_progress
-from glmspark.probing import Prober, how_it_ended
+from glmspark.probing import Prober, how_it_ended, with_trial_hint
 from glmspark.processes import Identity, Marked
 from glmspark.rankexec import fingerprint_file, shared_marker
 from glmspark.watch import Observation, Phase, Watch
@@ -113,7 +113,7 @@ class Supervisor:
 
     def _watch(self, watch: Watch) -> Watch:
         """Follow the boot until it has ended or is asked to."""
-        prober = Prober(self.boot)
+        prober = Prober(self.boot, self.folder)
         prober.start()
         while not watch.phase.is_final:
             before = watch.phase
@@ -248,6 +248,7 @@ class Supervisor:
         """The failure with the first cause that the logs show, and its remedy."""
         if failure is None:
             return None
+        failure = with_trial_hint(failure, self.folder)
         if grown := growth(self.counters, read_counters(Roots())):
             said = f"{failure.message}; RDMA errors here: {', '.join(grown[:6])}"
             failure = replace(failure, message=said)

@@ -152,6 +152,14 @@ FAULTS: dict[str, tuple[Callable[[Views], Views], str]] = {
         lambda v: b_facts(v, engine={"version vllm": "0.31.0"}),
         "vllm=0.31.0",
     ),
+    "weights.same": (
+        lambda v: b_host(v, store=("views/x", *v[1].host.store)),
+        "store has views/x",
+    ),
+    "weights.view": (
+        lambda v: [replace(one, host=replace(one.host, store=())) for one in v],
+        "no view of brandonmusic--GLM-5.3-Flash-EXL3-4bpw--4739eb1bcfd4",
+    ),
     "engine.closure": (
         lambda v: [
             replace(v[0], store=StoreFacts("k:1", "/n/nix", has_closure=True)),
@@ -169,7 +177,6 @@ FAULTS: dict[str, tuple[Callable[[Views], Views], str]] = {
         lambda v: [v[0], replace(v[1], image=ImageFacts("/bin/podman", "sha256:0"))],
         "no CDI specification",
     ),
-    "weights.same": (lambda v: b_host(v, store=("views/x",)), "store has views/x"),
 }
 # Faults that bring another finding with them, which says what follows.
 FOLLOWING = {
@@ -227,6 +234,42 @@ def test_different_mtus_of_the_ends_are_found_without_a_packet(views: Views) -> 
     (one,) = (one for one in findings if one.check == "fabric.mtu")
     assert one.seen == "MTUs differ (a 9000, b 1500)"
     assert "ip link set enp1s0f0np0 mtu 9000" in one.remedy
+
+
+@pytest.mark.cases(85)
+def test_too_little_memory_names_shortfall_and_largest_context(views: Views) -> None:
+    short = b_memory(views, MemAvailable=106 * GIB)
+    kit = make_kit(serve={"max_model_len": 1048576})
+    found = [one for one in check_nodes(kit, short) if one.check == "host.memory"]
+    one = next(one for one in found if one.node == "b")
+    assert "GiB for a context of 1048576 tokens" in one.needed
+    fits = int(one.needed.rpartition(" is ")[2].removesuffix(" tokens"))
+    assert fits > 100_000 and f"--set serve.max_model_len={fits}" in one.remedy
+    smaller = make_kit(serve={"max_model_len": fits})
+    assert check_nodes(smaller, short) == []
+
+
+def test_a_pool_that_the_kit_asks_for_must_be_there(views: Views) -> None:
+    kit = make_kit(serve={"kv_cache_bytes": 60 * GIB})
+    found = [one for one in check_nodes(kit, views) if one.check == "host.memory"]
+    assert [one.node for one in found] == ["a", "b"]
+    assert "lower serve.kv_cache_bytes" in found[0].remedy
+
+
+def test_the_drafter_has_a_view_too(views: Views) -> None:
+    kit = make_kit(weights={"drafter": "dflash2"})
+    found = [one for one in check_nodes(kit, views) if one.check == "weights.view"]
+    assert [one.node for one in found] == ["a", "b"]
+    assert "GLM-5.3-Flash-DFlash2" in found[0].seen
+    assert "weights fetch" in found[0].remedy and "share --to b" in found[1].remedy
+    slug = "incoai--GLM-5.3-Flash-DFlash2--7d74cdd8"
+    held = found[0].seen.removeprefix("the store has no view of ")
+    assert held.startswith(slug)
+    full = [
+        replace(v, host=replace(v.host, store=(*v.host.store, f"views/{held}")))
+        for v in views
+    ]
+    assert check_nodes(kit, full) == []
 
 
 @pytest.mark.cases(27)

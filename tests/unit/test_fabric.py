@@ -85,7 +85,9 @@ def test_two_rails_over_differing_sockets_and_one_source_for_all_names(
     rails, dropped = pair(a, b)
     assert dropped == []
     assert [one.rdma.device for one in rails["b"]] == ["rocep1s0f1", "roceP2p1s0f1"]
-    env = network_env(rails["b"][0].netdev.name, "10.66.1.2", rails["b"])
+    first = rails["b"][0]
+    hcas = [rail.hca for rail in rails["b"]]
+    env = network_env(first.netdev.name, "10.66.1.2", hcas, first.gid)
     assert env == {
         "VLLM_HOST_IP": "10.66.1.2",
         "GLOO_SOCKET_IFNAME": "enp1s0f1np1",
@@ -100,7 +102,7 @@ def test_two_rails_over_differing_sockets_and_one_source_for_all_names(
 
 @pytest.mark.cases(10, 15)
 def test_without_rails_no_variable_of_infiniband_is_defined() -> None:
-    env = network_env("eth1", "10.66.1.1", ())
+    env = network_env("eth1", "10.66.1.1")
     assert not [name for name in env if name.startswith("NCCL_IB")]
     assert "" not in env.values()
 

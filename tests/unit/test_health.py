@@ -14,7 +14,11 @@ from glmspark.health import Answer, ask, canary, connect_host, is_healthy, judge
 
 from tests.conftest import take_port
 
-GOOD = {"choices": [{"message": {"content": "x"}}], "usage": {"completion_tokens": 1}}
+CHOICE = {
+    "message": {"content": "x"},
+    "logprobs": {"content": [{"token": "x", "logprob": -0.25}]},
+}
+GOOD = {"choices": [CHOICE], "usage": {"completion_tokens": 1}}
 
 
 class Server(BaseHTTPRequestHandler):
@@ -89,6 +93,26 @@ def test_what_is_no_completion(answer: Answer, part: str) -> None:
 
 def test_a_completion_is_fine() -> None:
     assert judge(Answer(200, json.dumps(GOOD).encode())) == ""
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "part"),
+    [
+        (None, "no log probability"),
+        ({"content": []}, "no log probability"),
+        ({"content": [{"logprob": None}]}, "is None"),
+        ({"content": [{"logprob": float("nan")}]}, "is nan"),
+        ({"content": [{"logprob": -9999.0}]}, "is -9999.0"),
+        ({"content": [{"logprob": -1.0}, {"logprob": 0.5}]}, "is 0.5"),
+    ],
+)
+def test_tokens_without_a_probability_are_a_fault(
+    server: tuple[Api, type[Server]], logprobs: Any, part: str
+) -> None:
+    api, kind = server
+    choice = {"message": {"content": "x"}, "logprobs": logprobs}
+    kind.answer = {"choices": [choice], "usage": {"completion_tokens": 1}}
+    assert part in canary(api, "", 5)
 
 
 def test_an_answer_that_breaks_off_does_not_raise(

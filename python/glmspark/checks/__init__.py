@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from glmspark.checks import fabric, hosts
+from glmspark.checks import fabric, hosts, serving
 from glmspark.preflight import Finding
 from glmspark.remoteerrors import RemoteError
 from glmspark.schema import Kit
@@ -16,6 +16,7 @@ CHECKS = {
     "node.read": "everything that the checks look at could be read",
     **fabric.CHECKS,
     **hosts.CHECKS,
+    **serving.CHECKS,
 }
 
 
@@ -41,4 +42,5 @@ def check_nodes(kit: Kit, views: Sequence[NodeView]) -> list[Finding]:
     found = [finding for view in views for finding in _unread(view)]
     found += fabric.check(kit, views)
     found += hosts.check(kit, views)
+    found += serving.check(kit, views)
     return found

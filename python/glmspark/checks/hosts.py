@@ -14,7 +14,6 @@ CHECKS = {
     "host.kernel": "all nodes run one kernel",
     "host.cma": "the kernel's CMA counters are sound",
     "host.memlock": "RDMA may lock memory",
-    "host.memory": "the rank fits into the available memory",
     "host.hugepages": "no memory is set aside as huge pages",
     "host.killers": "no memory guard kills large processes",
     "host.pages": "pages are 4 KiB",
@@ -34,10 +33,6 @@ CHECKS = {
 SKEW_S = 2.0
 # A GB10 under load clocks above 2 GHz; stuck ones were seen at 800 MHz and 19 W.
 BUSY_PERCENT, SLOW_MHZ, SLOW_W = 90, 1000, 30
-# 164 GiB of weights, shared by the ranks; a start leaves this much for everything
-# else of the host and for what grows while loading.
-WEIGHTS_BYTES = 164 * GIB
-RESERVE_BYTES = 4 * GIB
 
 
 def _cma(view: NodeView) -> Iterator[Finding]:
@@ -64,24 +59,6 @@ def _memlock(view: NodeView) -> Iterator[Finding]:
             "unlimited, in a shell of this user over ssh",
             "add `USER - memlock unlimited` to /etc/security/limits.d/glmspark.conf",
         )
-
-
-def memory_finding(view: NodeView, needed: int) -> Iterator[Finding]:
-    """Whether ``needed`` bytes are available, with the shortfall and who has it."""
-    available = view.facts.memory.get("MemAvailable", 0)
-    if available >= needed:
-        return
-    largest = ", ".join(
-        f"{one.name} (pid {one.pid}) {one.rss_bytes / GIB:.1f} GiB"
-        for one in view.host.consumers[:4]
-    )
-    yield Finding(
-        "host.memory",
-        view.name,
-        f"{available / GIB:.1f} GiB available; largest: {largest or 'unknown'}",
-        f"{needed / GIB:.1f} GiB ({(needed - available) / GIB:.1f} GiB more)",
-        "stop what is not needed, or lower serve.kv_cache_bytes",
-    )
 
 
 def _set_aside(view: NodeView) -> Iterator[Finding]:
@@ -216,11 +193,9 @@ def _engine(view: NodeView) -> str:
 
 
 def _gpu_nodes(kit: Kit, views: Sequence[NodeView]) -> Iterator[Finding]:
-    needed = WEIGHTS_BYTES // len(kit.nodes) + kit.serve.kv_cache_bytes + RESERVE_BYTES
     for view in views:
         yield from _cma(view)
         yield from _memlock(view)
-        yield from memory_finding(view, needed)
         yield from _set_aside(view)
         yield from _gpu(view)
         yield from _power(view)

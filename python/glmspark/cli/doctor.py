@@ -32,6 +32,7 @@ def command(
     from glmspark.doctor import asker, examine
     from glmspark.ending import boot_names
     from glmspark.engine import engine_paths
+    from glmspark.nodesmemory import remembering
     from glmspark.paths import kit_paths
     from glmspark.preflight import check_waivers
     from glmspark.views import ANYTHING
@@ -41,7 +42,7 @@ def command(
     paths = kit_paths(settings.kit)
     program = engine_paths(settings.kit, paths).program
     boots = boot_names(paths)
-    ask, wanted = asker(settings.kit, paths), ANYTHING
+    ask, wanted = remembering(asker(settings.kit, paths), paths), ANYTHING
     extra: tuple[Any, ...] = ()
     try:
         wanted = wanted_of(settings.kit, paths, program)

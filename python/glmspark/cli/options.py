@@ -46,6 +46,15 @@ waive_option = click.option(
 )
 
 
+warm_up_option = click.option(
+    "--warm-up/--no-warm-up",
+    "warm_up",
+    default=None,
+    help="GPU kits: send every shape that would compile in traffic first, or leave "
+    "that to traffic (serve.warm_up).",
+)
+
+
 def tell(text: str) -> None:
     """A line on stderr; nobody has to read it."""
     with suppress(OSError, ValueError):

@@ -30,10 +30,10 @@ def command(kit: str | None, sets: tuple[str, ...], **how: Any) -> None:
     `glmspark restart` applies it again.
     """
     from glmspark.cli.start import run_operation, show_plan
-    from glmspark.engine import engine_paths, model_folder
+    from glmspark.engine import model_folder
     from glmspark.generations import check_model, pick, read_generations
     from glmspark.paths import kit_paths
-    from glmspark.plan import Goal, build_plan
+    from glmspark.plan import Goal
 
     settings = settings_of(kit, sets)
     paths = kit_paths(settings.kit)
@@ -47,8 +47,11 @@ def command(kit: str | None, sets: tuple[str, ...], **how: Any) -> None:
     chosen = pick(kept, current_digest(settings.kit, paths), how["to"])
     before = chosen.settings()
     if how["dry_run"]:
-        plan = build_plan(before, Goal.RESTART, engine_paths(before, paths))
-        show_plan(plan, as_json=how["as_json"])
+
+        def show(operator: Any) -> None:
+            show_plan(operator.plan(Goal.RESTART), as_json=how["as_json"])
+
+        run_operation(before, show, how)
         return
     check_model(chosen, model_folder(before, paths))
     tell(f"back to generation {chosen.line()}")

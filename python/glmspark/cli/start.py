@@ -15,17 +15,20 @@ from glmspark.cli.options import (
     settings_of,
     tell,
     waive_option,
+    warm_up_option,
 )
 from glmspark.plan import Goal
 
 
 def bring_up(goal: Goal, kit: str | None, sets: tuple[str, ...], **how: Any) -> None:
     """Start or restart the kit, or print the plan of it; the result is on stdout."""
+    if how.get("warm_up") is not None:
+        sets = (*sets, f"serve.warm_up={str(how['warm_up']).lower()}")
     settings = settings_of(kit, sets)
 
     def act(operator: Any) -> Any:
         if how["dry_run"]:
-            show_plan(operator.plan(goal), as_json=how["as_json"])
+            show_plan(operator.plan(goal, how["waive"]), as_json=how["as_json"])
             return None
         bring = operator.restart if goal.stops else operator.start
         return bring(how["waive"])
@@ -86,6 +89,7 @@ def show_live(topology: str, outcome: Any, operator: Any, *, as_json: bool) -> N
 @click.command(name="start")
 @kit_options
 @waive_option
+@warm_up_option
 @click.option("--dry-run", is_flag=True, help="Print the plan; do nothing.")
 @json_option
 def command(kit: str | None, sets: tuple[str, ...], **how: Any) -> None:

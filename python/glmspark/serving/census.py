@@ -254,8 +254,12 @@ def checkpoint_tensors(m: ModelShape) -> list[Tensor]:
         _tensor("lm_head", table, Kind.HEAD, Split.VOCAB),
         Tensor("norm", (m.hidden,), Kind.STREAMS),
     ]
+    like: dict[tuple[bool, bool], list[Tensor]] = {}  # layers of one kind are equal
     for index in range(m.layers):
-        tensors.extend(_layer(m, index))
+        kind = (index in m.kda_layers, index < m.dense_layers)
+        if kind not in like:
+            like[kind] = list(_layer(m, index))
+        tensors.extend(like[kind])
     for _ in range(m.mtp_layers):
         tensors.extend(mtp_tensors(m))
     if m.vision is not None:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from glmspark.errors import ConfigError
 from glmspark.schema import Engine, Kit
+from glmspark.serving.gpukit import kit_profile
 from glmspark.serving.memory import GIB, Load, MemoryPlan, NodeMemory, memory_plan
 from glmspark.serving.model import draft_shape, model_shape, shipped_config
-from glmspark.serving.profiles import load_profile
 from glmspark.serving.topology import topology
+from glmspark.views import NodeView
 
 # A DGX Spark before a start, as the public recipe and its users report it: 121.69 GiB
 # in all, 102 to 110 GiB of them available. Asked of the node where it can be asked.
@@ -34,6 +35,17 @@ def parse_node_memory(text: str) -> NodeMemory:
             hint="for instance --node-memory spark-1=121.7,112",
         )
     return NodeMemory(name, int(total * GIB), int(available * GIB))
+
+
+def node_memory(view: NodeView) -> NodeMemory:
+    """A node's memory as it answered."""
+    sizes = view.facts.memory
+    return NodeMemory(
+        view.name,
+        sizes.get("MemTotal", 0),
+        sizes.get("MemAvailable", 0),
+        sizes.get("MemFree", 0),
+    )
 
 
 def kit_memory(kit: Kit, known: Mapping[str, NodeMemory]) -> MemoryPlan:
@@ -61,7 +73,7 @@ def kit_memory(kit: Kit, known: Mapping[str, NodeMemory]) -> MemoryPlan:
         known.get(name) or NodeMemory(f"{name} (assumed, not probed)", *assumed)
         for name in names
     )
-    engine = load_profile(kit.profile).engine
+    engine = kit_profile(kit).engine
     load = Load(
         engine,
         kit.weights.drafter,

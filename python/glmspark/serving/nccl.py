@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from glmspark.fabric import network_env
 from glmspark.serving.kit import NodeShape, Serving
 from glmspark.serving.topology import Topology
 
@@ -17,10 +18,6 @@ COMMON = {
     "TORCH_CUDA_ARCH_LIST": "12.1a",
     "FLASHINFER_CUDA_ARCH_LIST": "12.1a",
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-    "NCCL_IB_DISABLE": "0",
-    "NCCL_IB_ROCE_VERSION_NUM": "2",
-    # Without it a broken RoCE path falls back to sockets at half the speed.
-    "NCCL_NET": "IB",
     "NCCL_NET_PLUGIN": "none",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_CUMEM_ENABLE": "0",
@@ -99,10 +96,7 @@ def rank_environment(
         **PATCHED,
         "GLMSPARK_DENSE": dense,
         "VLLM_PLUGINS": ",".join(serving.plugins),
-        # The `=` asks NCCL for exactly this device, not for any with that prefix.
-        "NCCL_SOCKET_IFNAME": f"={node.meeting_netdev}",
-        "GLOO_SOCKET_IFNAME": node.meeting_netdev,
-        "NCCL_IB_HCA": "=" + ",".join(node.hcas),
-        "NCCL_IB_GID_INDEX": str(node.gid_index),
-        "VLLM_HOST_IP": node.meeting_address,
+        **network_env(
+            node.meeting_netdev, node.meeting_address, node.hcas, node.gid_index
+        ),
     }

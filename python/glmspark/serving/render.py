@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glmspark.errors import ConfigError
@@ -71,11 +71,16 @@ def head_overrides(
 
 
 def check_dense(topo: Topology, engine: Engine) -> None:
-    """Raises ConfigError for FP8 at three ranks.
+    """Raises ConfigError for FP8 and EXL3 at three ranks.
 
     There one KDA input projection has 8,726 rows a rank, and vLLM's FP8 kernels want
-    multiples of 16.
+    multiples of 16; heads are padded with zeros, which no EXL3 tensor holds.
     """
+    if engine.dense == "exl3" and topo.ranks == 3:
+        raise ConfigError(
+            "dense = 'exl3' does not work at three ranks: EXL3 tensors have no padding",
+            hint="set dense = 'bf16' in the profile",
+        )
     if engine.dense == "fp8" and topo.ranks == 3:
         raise ConfigError(
             "dense = 'fp8' does not work at three ranks: 8,726 rows a rank do not "
@@ -85,7 +90,7 @@ def check_dense(topo: Topology, engine: Engine) -> None:
 
 
 def transplant_config(spec: Mapping[str, Any], serving: Serving) -> dict[str, Any]:
-    """Value of the loader's ``transplant`` (overlay/vllm/0009): where, layers, tensors.
+    """Value of the loader's ``transplant`` (overlay/vllm/0008): where, layers, tensors.
 
     Raises ConfigError for a profile without a donor: no fall-back, no guess.
     """
@@ -93,7 +98,7 @@ def transplant_config(spec: Mapping[str, Any], serving: Serving) -> dict[str, An
         raise ConfigError(
             "the transplant profile names no donor repository, or it is not here",
             hint="copy the profile, set transplant.repository and .revision, then "
-            "glmspark weights fetch",
+            "glmspark profile build",
         )
     return {
         "folder": serving.donor_dir,
@@ -171,6 +176,8 @@ def _front_flags(serving: Serving) -> Iterator[str]:
     yield "--exclude-tools-when-tool-choice-none"
     yield from _flag("reasoning-parser", "glm47")
     yield "--enable-prompt-tokens-details"
+    # The supervisor asks every second; the log is for what clients do.
+    yield from _flag("disable-access-log-for-endpoints", "/health")
     if serving.chat_template:
         yield from _flag("chat-template", serving.chat_template)
 
@@ -216,11 +223,15 @@ class _Line:
             yield from _flag("model-loader-extra-config", _json({"transplant": spec}))
 
 
-def render(kit: KitShape, profile: Profile, serving: Serving) -> Rendered:
+def render(
+    kit: KitShape, profile: Profile, serving: Serving, *, fit: bool = True
+) -> Rendered:
     """Every rank's command, from the kit's shape, the profile and the two configs.
 
-    Raises ConfigError where inputs contradict each other, PreflightError where one
-    request of the profile's length does not fit into the tightest node.
+    ``fit`` False asks for the KV bytes of one full request even where the plan says
+    that they are not there. Raises ConfigError where inputs contradict each other,
+    PreflightError where one request of the profile's length does not fit into the
+    tightest node.
     """
     topo = check_kit(kit, serving)
     engine = profile.engine
@@ -234,7 +245,10 @@ def render(kit: KitShape, profile: Profile, serving: Serving) -> Rendered:
     memory = memory_plan(
         model_shape(serving.config), topo, load, tuple(n.memory for n in kit.nodes)
     )
-    check_fits(memory)
+    if fit:
+        check_fits(memory)
+    elif memory.shortfall_bytes:
+        memory = replace(memory, kv_bytes=memory.needed_bytes)
     line = _Line(profile, topo, kit, serving, memory)
     ranks = tuple(
         RankCommand(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from glmspark.serving.census import Kind, Tensor, checkpoint_tensors, draft_tensors
@@ -48,10 +48,14 @@ def resident_bytes(tensor: Tensor, share: Cut, *, dense_fp8: bool) -> int:
     return round(tensor.elements * width * share.share(tensor.split))
 
 
-def _sum(tensors: Iterable[Tensor], share: Cut, *, dense_fp8: bool) -> dict[Kind, int]:
+def _sum(tensors: Sequence[Tensor], share: Cut, *, dense_fp8: bool) -> dict[Kind, int]:
     found: dict[Kind, int] = {}
+    sizes: dict[int, int] = {}  # layers of one kind hold the very same tensors
     for tensor in tensors:
-        size = resident_bytes(tensor, share, dense_fp8=dense_fp8)
+        size = sizes.get(id(tensor), -1)
+        if size < 0:
+            size = resident_bytes(tensor, share, dense_fp8=dense_fp8)
+            sizes[id(tensor)] = size
         found[tensor.kind] = found.get(tensor.kind, 0) + size
     return found
 
