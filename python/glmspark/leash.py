@@ -11,13 +11,13 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +224,7 @@ def hold(rank: Mapping[str, Any], marker: str) -> dict[str, Any]:
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, _ask)
-    with tempfile.TemporaryDirectory(prefix="glmspark-", dir="/tmp") as scratch:
+    with _scratch(rank["boot"], rank["rank"]) as scratch:
         child = subprocess.Popen(
             contain(rank, scratch) if contained else rank["argv"],
             env=_environment(rank, scratch),
@@ -248,6 +248,27 @@ def hold(rank: Mapping[str, Any], marker: str) -> dict[str, Any]:
     return {"status": child.returncode, "left": left, "why": why}
 
 
+@contextmanager
+def _scratch(boot: str, rank: int) -> Iterator[str]:
+    """A folder for the rank's temporary files; short, for the sockets below it.
+
+    By the boot's name: whoever ends the boot finds it, should this process be killed.
+    """
+    folder = Path("/tmp", f"glmspark-{boot}-r{rank}")  # noqa: S108 - made with mode 0700
+    folder.mkdir(mode=0o700)
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(boots: Iterable[str]) -> None:
+    """Remove what killed ranks of ``boots`` have left."""
+    for boot in boots:
+        for folder in Path("/tmp").glob(f"glmspark-{boot}-r*"):  # noqa: S108 - by name
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def end_boots(boots: Sequence[str], tool: str = "") -> int:
     """Kill every process of ``boots`` on this node; how many could not be ended.
 
@@ -261,6 +282,7 @@ def end_boots(boots: Sequence[str], tool: str = "") -> int:
     while True:
         left = [one for one in processes.marked() if one.boot in wanted]
         if not left or time.monotonic() > deadline_s:
+            _sweep(wanted if not left else ())
             return len(left) + boxes
         for one in left:
             processes.send(one.who, signal.SIGKILL)

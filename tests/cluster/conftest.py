@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from glmspark.boot import scratch_folder
 from glmspark.hostkeys import ask_key, keep
 from glmspark.remote import Remote
 
@@ -63,6 +65,9 @@ def spread(open_folder: Path) -> Iterator[Callable[..., Spread]]:
     yield make
     for lab in labs:
         lab.close()
+        for boot in lab.folder.glob("state/*/boots/*"):  # of hosts that never came back
+            for left in scratch_folder(boot.name).parent.glob(f"*{boot.name}*"):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 @pytest.fixture
