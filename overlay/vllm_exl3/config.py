@@ -88,9 +88,10 @@ class Exl3Config(QuantizationConfig):
         packed = self.packed_modules_mapping
         rate = self.spec.dense_rate(prefix, packed)
         names = schema.parts_of(prefix, packed)
-        return (
-            PlainLinearMethod(names) if rate is None else Exl3LinearMethod(rate, names)
-        )
+        if rate is None:
+            return PlainLinearMethod(names)
+        native = self.spec.ignores_native
+        return Exl3LinearMethod(rate, names, ignores_native=native)
 
     def _refuse_listed(self, layer: torch.nn.Module, prefix: str) -> None:
         if prefix in self.spec.dense:

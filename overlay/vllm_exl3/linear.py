@@ -31,10 +31,13 @@ class Exl3LinearMethod(LinearMethodBase):
     the marker int32 [parts].
     """
 
-    def __init__(self, rate: Rate, names: Sequence[str]) -> None:
+    def __init__(
+        self, rate: Rate, names: Sequence[str], *, ignores_native: bool = False
+    ) -> None:
         """``names``: the checkpoint's layers, without their parent, in their order."""
         self.rate = rate
         self.names = names
+        self.ignores_native = ignores_native
 
     def create_weights(  # noqa: PLR0913, PLR0917 (vLLM's signature)
         self,
@@ -92,6 +95,7 @@ class Exl3LinearMethod(LinearMethodBase):
         for name in ("su", "sv"):
             call = self._load(layer, f"{name}h", signs=True)
             _add(layer, name, torch.empty(0), call)
+        _add(layer, "weight", torch.empty(0), _native(layer, self.ignores_native))
         for codebook in Codebook:
             if codebook.suffix and codebook != self.rate.codebook:
                 call = _refuser(layer, codebook.suffix, self.rate)
@@ -170,6 +174,19 @@ def _place(data: Tensor, key: str, sizes: list[int], part: int) -> Tensor:
     if key == "svh":
         return data[start : start + size]
     return data[:, start // TILE : (start + size) // TILE]
+
+
+def _native(layer: Layer, ignores: bool) -> Any:  # noqa: FBT001 (a private helper)
+    """The loader of a native weight beside EXL3 tensors: left out, or an error."""
+
+    def load(param: Tensor, loaded: Tensor, shard_id: ShardId = None) -> None:  # noqa: ARG001
+        if not ignores:
+            raise Exl3Error(
+                f"{layer.prefix}.weight does not belong to a checkpoint whose "
+                "config.json lists that layer in non_routed_exl3.layers"
+            )
+
+    return load
 
 
 def _refuser(layer: Layer, name: str, rate: Rate) -> Any:

@@ -31,6 +31,8 @@ class Rate:
 class Exl3Spec:
     """The rate of the routed experts, and the dense layers that are EXL3 too.
 
+    With ``ignores_native`` the files hold those dense layers' native weights as well,
+    which are left out; else such a weight is an error.
     ``dense`` maps a linear layer's name to its rate. The per-tensor ledger of the
     published files (37 MB) is dropped here, since vLLM pickles the configuration to
     every process.
@@ -38,6 +40,7 @@ class Exl3Spec:
 
     experts: Rate
     dense: Mapping[str, Rate] = field(default_factory=dict)
+    ignores_native: bool = False
 
     def renamed(self, rename: Callable[[str], str]) -> Exl3Spec:
         """The same with the dense layers' names in the engine's spelling."""
@@ -70,7 +73,8 @@ def parse(config: Mapping[str, Any]) -> Exl3Spec:
     """The ``Exl3Spec`` of a ``quantization_config``; ``Exl3ConfigError`` names a fault.
 
     ``bits`` and ``codebook`` are required; ``non_routed_exl3.layers`` is a list of
-    layer names, or a mapping from name to overriding ``bits`` and ``codebook``.
+    layer names, or a mapping from name to overriding ``bits`` and ``codebook``;
+    ``non_routed_exl3.native_weights`` is absent (default) or ignored.
     """
     method = config.get("quant_method", QUANT_METHOD)
     if method != QUANT_METHOD:
@@ -79,7 +83,11 @@ def parse(config: Mapping[str, Any]) -> Exl3Spec:
     block = config.get("non_routed_exl3") or {}
     if not isinstance(block, Mapping):
         raise _fault("non_routed_exl3", block, "an object with `layers`")
-    return Exl3Spec(experts, _dense(block.get("layers") or {}, config))
+    native = block.get("native_weights", "absent")
+    if native not in ("absent", "ignored"):
+        raise _fault("non_routed_exl3.native_weights", native, '"absent" or "ignored"')
+    dense = _dense(block.get("layers") or {}, config)
+    return Exl3Spec(experts, dense, native == "ignored")
 
 
 def _dense(layers: Any, config: Mapping[str, Any]) -> dict[str, Rate]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from glmspark.boost.folders import of_kit
 from glmspark.errors import ConfigError
 from glmspark.paths import KitPaths, expand
 from glmspark.ranks import EnginePaths
@@ -59,7 +60,8 @@ def model_folder(kit: Kit, paths: KitPaths) -> Path:
                 hint="set weights.target to a folder, REPOSITORY@REVISION or loopback",
             )
         return Path(target)
-    return paths.store / "views" / view_name(target)
+    built = of_kit(kit, paths, must_exist=False).model
+    return Path(built) if built else paths.store / "views" / view_name(target)
 
 
 def view_name(target: str) -> str:
@@ -105,19 +107,17 @@ def cache_name(program: tuple[str, ...]) -> str:
 
 def _gpu_folders(kit: Kit, paths: KitPaths) -> dict[str, Any]:
     """The drafter's views and the donor's, by the field of EnginePaths."""
-    from glmspark.serving.profiles import load_profile
     from glmspark.weights.builtin import builtin
 
+    built = of_kit(kit, paths, must_exist=False)
     folders: dict[str, Any] = {}
     if kit.weights.drafter == "dflash2":
         slug = builtin("drafter").slug
-        folders["draft"] = str(paths.store / "views" / slug)
+        folders["draft"] = built.draft or str(paths.store / "views" / slug)
         padded = paths.cache / f"{slug}-{kit.topology.value}"
         folders["padded_draft"] = str(padded)
-    spec = load_profile(kit.profile).transplant or {}
-    if spec.get("repository"):
-        name = view_name(f"{spec['repository']}@{spec['revision']}")
-        folders["donor"] = str(paths.store / "views" / name)
+    if built.donor:
+        folders["donor"] = built.donor
     return folders
 
 

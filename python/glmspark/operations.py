@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from glmspark import paddeddraft
 from glmspark.awaiting import await_serving
 from glmspark.backends import Backend, Launch, await_state, pick_backend
+from glmspark.boost.folders import of_kit
 from glmspark.boot import (
     State,
     read_state,
@@ -134,6 +135,7 @@ class Operator:
     def _bring_up(self, goal: Goal, waive: tuple[str, ...]) -> Outcome:
         check_waivers(waive)
         require_head(self.kit)
+        of_kit(self.kit, self.paths, must_exist=True)
         self._survey(waive)
         plan = without_verdict(self.plan(goal, waive), waive)
         if "canary.answers" in waive and self.kit.judges_answers:

@@ -42,11 +42,15 @@ def command(kit: str | None, sets: tuple[str, ...], **how: Any) -> None:
     The same plan is carried out by `start`; secrets are masked. A GPU kit's nodes are
     asked for the devices and the memory that its lines come from.
     """
+    from glmspark.boost.folders import of_kit
+    from glmspark.paths import kit_paths
+
     settings = settings_of(kit, sets)
     facts, as_json = how["facts"], how["as_json"]
     if how["memory"]:
         show_memory(settings.kit, how["node_memory"], facts, as_json=as_json)
         return
+    of_kit(settings.kit, kit_paths(settings.kit), must_exist=True)
     show_plan(plan_of(settings.kit, facts), as_json=as_json)
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import click
 
+from glmspark.cli.options import kit_options, settings_of, tell
 from glmspark.serving.profiles import (
     Engine,
     Profile,
     difference,
     load_profile,
+    own_profile_names,
     profile_names,
 )
 
@@ -31,14 +33,15 @@ def _plain(profile: Profile) -> dict[str, Any]:
 
 @click.group(name="profile")
 def command() -> None:
-    """List, show and compare profiles."""
+    """List, show, compare and build profiles."""
 
 
 @command.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="for programs")
 def list_(*, as_json: bool) -> None:
     """Every profile with its one line."""
-    profiles = [load_profile(name) for name in profile_names()]
+    names = profile_names() + own_profile_names()
+    profiles = [load_profile(name) for name in names]
     if as_json:
         click.echo(json.dumps([_plain(p) for p in profiles], indent=1))
         return
@@ -81,3 +84,38 @@ def diff(first: str, second: str, *, as_json: bool) -> None:
         return
     for name, (a, b) in pairs.items():
         click.echo(f"{name}: {a!r} -> {b!r}")
+
+
+@command.command()
+@click.argument("name")
+@kit_options
+@click.option("--dry-run", is_flag=True, help="Say what would be done, do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+def build(
+    name: str, kit: str | None, sets: tuple[str, ...], *, dry_run: bool, as_json: bool
+) -> None:
+    """Make the weights that a profile needs, here on the head, and say "already" after.
+
+    Reads the kit's target, drafter, store and engine. May be run again after any
+    failure: what has come is kept. Refuses beside a serving kit, and gives way to one
+    that starts. The token is HF_TOKEN; HF_ENDPOINT is honoured.
+    """
+    from glmspark.boost import build as building
+    from glmspark.boost.job import job_of
+    from glmspark.weights import progress as bars
+
+    profile = load_profile(name)
+    settings = settings_of(kit, sets)
+    with bars.for_terminal() as out:
+        job = job_of(profile, settings.kit, out)
+        if profile.build and not job.with_drafter:
+            tell("note: weights.drafter is not dflash2: the drafter is not quantized")
+        if dry_run:
+            lines = building.steps(job)
+            click.echo(json.dumps({"steps": lines}) if as_json else "\n".join(lines))
+            return
+        outcome = building.build(job)
+    data = outcome.to_json(job.store.root)
+    lines = [f"{key}: {value}" for key, value in outcome.figures.items()]
+    lines += [f"{outcome.word}: {one.ref}" for one in outcome.built.parts.values()]
+    click.echo(json.dumps(data, indent=1) if as_json else "\n".join(lines))

@@ -1,7 +1,6 @@
 """The speed-boost build as a plan: its address, what is left to do, when it may run.
 
-Pure. Whoever runs it fetches the ranges, quantizes on the head's GPU and publishes the
-finished folder under its address by one rename.
+Pure; ``glmspark.boost`` carries it out.
 """
 
 from __future__ import annotations
@@ -21,16 +20,20 @@ MERGE_GAP_BYTES = 4 * 2**20
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that decides the result: the profile's build table and the quantizer."""
+    """All that decides a result: the build table, the quantizer, what it is put upon.
+
+    ``base`` is the REPOSITORY@REVISION whose tensors are replaced, empty for none.
+    """
 
     build: Mapping[str, Any]
     quantizer: str
+    base: str = ""
 
     @property
     def address(self) -> str:
         """64 hex digits: the name of the result, equal exactly for equal inputs."""
         text = json.dumps(
-            {"build": self.build, "quantizer": self.quantizer},
+            {"build": self.build, "quantizer": self.quantizer, "base": self.base},
             sort_keys=True,
             separators=(",", ":"),
         )

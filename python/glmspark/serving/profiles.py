@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -124,6 +125,17 @@ def _folder() -> Traversable:
     return files("glmspark") / "data" / "profiles"
 
 
+def _own() -> dict[str, Path]:
+    """The user's and the machine's own profiles by name, the user's first."""
+    home = os.environ.get("HOME", "")
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config")
+    found: dict[str, Path] = {}
+    for folder in (config / "glmspark/profiles", Path("/etc/glmspark/profiles")):
+        for path in sorted(folder.glob("*.toml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
 def profile_names() -> list[str]:
     """Names of the profiles that come with the tool, ``default`` first."""
     names = [
@@ -134,23 +146,46 @@ def profile_names() -> list[str]:
     return sorted(names, key=lambda name: (name != "default", name))
 
 
+def own_profile_names() -> list[str]:
+    """Names of the profiles in ~/.config/glmspark/profiles and /etc/glmspark/profiles.
+
+    A shipped name there is not read: a name means the same on every machine.
+    """
+    return sorted(set(_own()) - set(profile_names()))
+
+
 def load_profile(name: str) -> Profile:
-    """A shipped profile, or the one in the file ``name`` if that ends in .toml.
+    """A shipped profile, an own one, or the file ``name`` if that ends in .toml.
 
     Raises ConfigError naming the known profiles.
     """
+    own = _own()
     if name in profile_names():
         text = (_folder() / f"{name}.toml").read_text("utf-8")
+    elif name in own:
+        text = own[name].read_text("utf-8")
     elif name.endswith(".toml") and Path(name).is_file():
         text = Path(name).read_text("utf-8")
     else:
         raise ConfigError(
-            f"profile '{name}' is not known; known: {', '.join(profile_names())}",
-            hint="glmspark profile list",
+            f"profile '{name}' is not known; known: "
+            f"{', '.join(profile_names() + own_profile_names())}",
+            hint="glmspark profile list; your own go to ~/.config/glmspark/profiles",
         )
     parent = tomllib.loads(text).get("extends") if "extends" in text else None
     base = load_profile(parent) if parent else None
     return parse(Path(name).stem if name.endswith(".toml") else name, text, base)
+
+
+def profile_defaults(name: str) -> dict[str, Any]:
+    """The settings below kit.toml that the profile ``name`` implies."""
+    engine = load_profile(name).engine
+    return {
+        "serve": {
+            "max_model_len": engine.max_model_len,
+            "max_num_seqs": engine.max_num_seqs,
+        }
+    }
 
 
 def difference(a: Profile, b: Profile) -> dict[str, tuple[Any, Any]]:

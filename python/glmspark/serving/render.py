@@ -71,11 +71,16 @@ def head_overrides(
 
 
 def check_dense(topo: Topology, engine: Engine) -> None:
-    """Raises ConfigError for FP8 at three ranks.
+    """Raises ConfigError for FP8 and EXL3 at three ranks.
 
     There one KDA input projection has 8,726 rows a rank, and vLLM's FP8 kernels want
-    multiples of 16.
+    multiples of 16; heads are padded with zeros, which no EXL3 tensor holds.
     """
+    if engine.dense == "exl3" and topo.ranks == 3:
+        raise ConfigError(
+            "dense = 'exl3' does not work at three ranks: EXL3 tensors have no padding",
+            hint="set dense = 'bf16' in the profile",
+        )
     if engine.dense == "fp8" and topo.ranks == 3:
         raise ConfigError(
             "dense = 'fp8' does not work at three ranks: 8,726 rows a rank do not "
@@ -85,7 +90,7 @@ def check_dense(topo: Topology, engine: Engine) -> None:
 
 
 def transplant_config(spec: Mapping[str, Any], serving: Serving) -> dict[str, Any]:
-    """Value of the loader's ``transplant`` (overlay/vllm/0009): where, layers, tensors.
+    """Value of the loader's ``transplant`` (overlay/vllm/0008): where, layers, tensors.
 
     Raises ConfigError for a profile without a donor: no fall-back, no guess.
     """
@@ -93,7 +98,7 @@ def transplant_config(spec: Mapping[str, Any], serving: Serving) -> dict[str, An
         raise ConfigError(
             "the transplant profile names no donor repository, or it is not here",
             hint="copy the profile, set transplant.repository and .revision, then "
-            "glmspark weights fetch",
+            "glmspark profile build",
         )
     return {
         "folder": serving.donor_dir,
