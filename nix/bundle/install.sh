@@ -12,7 +12,7 @@ sha256sum --quiet --strict -c SHA256SUMS ||
 # an image of another machine loads without a word and then ends with "exec format error"
 machine=$(uname -m)-linux system=$(cat system)
 [ "$machine" = "$system" ] ||
-  fail "this bundle is for $system, this host is $machine" "write a bundle on a machine of that kind; Sparks are aarch64" 4
+  fail "this bundle is for $system, this host is $machine" "write a bundle on such a machine; Sparks are aarch64" 4
 
 how=${1:-}
 if [ -z "$how" ]; then
