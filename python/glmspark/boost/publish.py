@@ -13,7 +13,8 @@ from glmspark.boost.layers import Layer, Tensor
 from glmspark.boost.names import Artifact
 from glmspark.boost.work import Work
 from glmspark.errors import ConfigError
-from glmspark.weights import hashing, part
+from glmspark.weights import hashing
+from glmspark.weights.files import disk_error
 from glmspark.weights.hashing import Hashes
 from glmspark.weights.manifest import FileEntry, Manifest, Mirror, make_manifest
 from glmspark.weights.store import Store
@@ -99,7 +100,7 @@ def enter(work: Work, path: Path, hashes: Hashes, name: str) -> FileEntry:
     try:
         store.enter(path, fd, hashes, private=True)
     except OSError as error:
-        raise part.disk_error(error, store) from error
+        raise disk_error(error, store.root) from error
     finally:
         os.close(fd)
     # Pinned: the place that it comes from is this build, and no Hub has it.
@@ -112,7 +113,7 @@ def enter_json(work: Work, data: Mapping[str, Any], name: str) -> FileEntry:
     try:
         path.write_text(json.dumps(data, indent=1) + "\n")
     except OSError as error:
-        raise part.disk_error(error, work.store) from error
+        raise disk_error(error, work.store.root) from error
     return enter(work, path, hashing.hash_file(path), name)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from glmspark.errors import CommandError, IntegrityError
-from glmspark.weights import hub
+from glmspark.weights import hub, trouble
 from glmspark.weights.hub import Source
 
 # A safetensors header beyond this is none: the format's own bound.
@@ -102,15 +102,15 @@ class Reader:
             self.check()
             try:
                 return work()
-            except hub.transfer_errors() as error:
-                trouble = hub.explain(error, what, self.source)
+            except trouble.transfer_errors() as error:
+                found = trouble.explain(error, what, self.source)
                 failures += 1
                 with self._lock:
                     self._known.pop(path, None)  # a signed address may have run out
-                if not trouble.retry or failures >= self.patience.attempts:
-                    raise trouble.error from error
-                wait_s = hub.backoff_s(failures, trouble.wait_s)
-                self.note(f"{trouble.error}; again in {wait_s:.0f} s")
+                if not found.retry or failures >= self.patience.attempts:
+                    raise found.error from error
+                wait_s = trouble.backoff_s(failures, found.wait_s)
+                self.note(f"{found.error}; again in {wait_s:.0f} s")
                 self._sleep(wait_s)
 
     def _sleep(self, seconds: float) -> None:

@@ -18,7 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from glmspark.errors import CommandError
-from glmspark.weights import hashing, part
+from glmspark.weights import hashing
+from glmspark.weights.files import disk_error
 from glmspark.weights.store import Store
 
 
@@ -57,7 +58,7 @@ class Work:
         except OSError as error:
             with suppress(OSError):
                 fresh.unlink(missing_ok=True)
-            raise part.disk_error(error, self.store) from error
+            raise disk_error(error, self.store.root) from error
 
     def adopt(self, key: str, fresh: Path, sha256: str) -> None:
         """Give the synced file ``fresh`` its name as the piece ``key``."""
@@ -81,7 +82,7 @@ class Work:
         try:
             yield
         except OSError as error:
-            raise part.disk_error(error, self.store) from error
+            raise disk_error(error, self.store.root) from error
 
     def _sync(self) -> None:
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
