@@ -2,7 +2,7 @@
 
 ``format`` is the reference decoder (torch, no vLLM), ``quantizer`` the encoder,
 ``schema`` what ``config.json`` may say, ``config``/``moe``/``linear``/``loader`` the
-vLLM side, ``dispatch`` the choice of a kernel, ``kernels``/``build`` the CUDA side.
+vLLM side, ``dispatch`` the choice of a kernel, ``cuda``/``build`` the CUDA side.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def new_folder(target: Path) -> Iterator[Path]:
             raise Exl3Error(
                 f"another process writes {target}", hint="wait for it", exit_code=5
             ) from error
-        clear(partial)
         try:
+            clear(partial)
             yield partial
             partial.rename(target)
         except BaseException:

@@ -7,12 +7,14 @@ node's end of the connection ends the rank; see ``glmspark.leash``.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -157,14 +159,15 @@ def _follow(
             answer_next = False
         elif line.startswith((mark + b"clock ", mark + b"progress ")):
             word, _, value = line.removeprefix(mark).partition(b" ")
-            hear(word.decode(), value)
+            with suppress(OSError):
+                hear(word.decode(), value)
         elif line.startswith(mark + b"fingerprint "):
             state(json.loads(line.removeprefix(mark + b"fingerprint ")))
         elif line.startswith(mark):
             answer_next = True
         elif line != b"\n":
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
+            with suppress(OSError):  # a full disk here must not end a rank elsewhere
+                os.write(sys.stdout.fileno(), line)
     return answer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import io
 import json
@@ -10,7 +11,7 @@ import platform
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +25,7 @@ from glmspark.ending import boot_names
 from glmspark.engine import engine_paths
 from glmspark.errors import GlmSparkError
 from glmspark.generations import read_generations
+from glmspark.nodesmemory import remembering
 from glmspark.paths import KitPaths
 from glmspark.plan import Goal, build_plan
 from glmspark.redact import Redactor
@@ -73,7 +75,8 @@ def _attempt(what: str, make: Any) -> str:
 def _look(settings: Settings, paths: KitPaths) -> Examination:
     kit, program = settings.kit, engine_paths(settings.kit, paths).program
     wanted = wanted_of(kit, paths, program)
-    return examine(kit, asker(kit, paths), program, boot_names(paths), wanted)
+    ask = remembering(asker(kit, paths), paths)
+    return examine(kit, ask, program, boot_names(paths), wanted)
 
 
 def _probes(seen: Examination) -> dict[str, Any]:
@@ -83,8 +86,14 @@ def _probes(seen: Examination) -> dict[str, Any]:
     }
 
 
-def _plan(kit: Kit, paths: KitPaths) -> str:
-    plan = build_plan(kit, Goal.START, engine_paths(kit, paths))
+def _plan(kit: Kit, paths: KitPaths, look: Callable[[], Examination]) -> str:
+    """The plan of a start; a GPU kit's comes from what its nodes have answered."""
+    shape = None
+    if kit.engine.uses_gpu:
+        from glmspark.serving.gpukit import shape_of
+
+        shape = shape_of(kit, look().views)
+    plan = build_plan(kit, Goal.START, engine_paths(kit, paths), shape)
     return "\n".join(plan.lines()) + "\n"
 
 
@@ -103,8 +112,9 @@ def parts(settings: Settings, paths: KitPaths) -> Iterator[tuple[str, str]]:
         f"{key} = {value!r}  # {origin}" for key, value, origin in show_rows(settings)
     ]
     yield "settings.txt", "\n".join(rows) + "\n"
-    yield "probes.json", _attempt("probes", lambda: _probes(_look(settings, paths)))
-    yield "plan.txt", _attempt("the plan", lambda: _plan(kit, paths))
+    look = functools.cache(lambda: _look(settings, paths))
+    yield "probes.json", _attempt("probes", lambda: _probes(look()))
+    yield "plan.txt", _attempt("the plan", lambda: _plan(kit, paths, look))
     if paths.state_file.exists():
         yield "state.json", _tail(paths.state_file)
     kept = [one.line() for one in read_generations(paths)]

@@ -212,7 +212,7 @@ def load_settings(
         topology_defaults(topology, pick("engine", "vllm-gb10")), f"topology {topology}"
     )
     if pick("engine", "vllm-gb10") == "vllm-gb10" and topology != "loopback":
-        from glmspark.serving.gpukit import profile_defaults  # not for other kits
+        from glmspark.serving.profiles import profile_defaults  # not for other kits
 
         name = pick("profile", "default")
         layers.add_tables(profile_defaults(name), f"profile {name}")

@@ -96,6 +96,9 @@ class Supervisor:
                 self._launch(spec.rank)
             watch = self._watch(watch)
             failure = self._explain(watch.failure)
+        except OSError as error:  # a full disk, a folder that has gone
+            said = f"the supervisor cannot go on: {error}"
+            failure = Failure(said, hint_for(str(error)), ExitCode.COMMAND)
         except Exception as error:
             failure = Failure(f"the supervisor failed: {error!r}", "", ExitCode.BUG)
             raise
@@ -104,7 +107,8 @@ class Supervisor:
                 self._say(phase=Phase.ENDING.value, failure=failure)
             self.end_all()
             phase = Phase.FAILED if failure else Phase.STOPPED
-            self._say(phase=phase.value, failure=failure)
+            with suppress(OSError):
+                self._say(phase=phase.value, failure=failure)
         return failure.exit_code if failure else 0
 
     def _watch(self, watch: Watch) -> Watch:

@@ -74,7 +74,8 @@ def main() -> None:
         "/cache",
         padded_draft_dir="/padded",
     )
-    paths = EnginePaths(("vllm",), "/target", "/cache", "/key", "/drafter", "/padded")
+    program = f"/nix/store/{'0' * 32}-vllm-gb10/bin/vllm"
+    paths = EnginePaths((program,), "/target", "/cache", "/key", "/drafter", "/padded")
     profile = load_profile("default")
     found = {}
     for topo in TOPOLOGIES.values():

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from vllm_exl3.schema import Rate
 from vllm_exl3.stfile import Raw
 from vllm_exl3.tables import Codebook
 
+Run = Callable[..., "subprocess.Popen[str]"]
 OVERLAY = Path(__file__).parents[2] / "overlay"
 NAME = "model.layers.1.mlp.experts.0.up_proj.weight"
 
@@ -203,16 +205,31 @@ def test_columns_below_fp16_become_zero() -> None:
     assert dense[:, 3].abs().max() <= 1e-7
 
 
-def run(source: Path, target: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "vllm_exl3.quantize", str(source), str(target)]
-    env = os.environ | {"PYTHONPATH": str(OVERLAY)}
-    return subprocess.Popen(
-        [*command, "--bits", "1"],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def run(source: Path, tmp_path: Path) -> Iterator[Run]:
+    """Start a run of ``source`` into ``tmp_path/target``."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(*, few_bytes: bool = False) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "vllm_exl3.quantize", str(source)]
+        command += [str(tmp_path / "target"), "--bits", "1"]
+        if few_bytes:
+            command = ["sh", "-c", 'ulimit -f 2; exec "$@"', "sh", *command]
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {"PYTHONPATH": str(OVERLAY)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        begun.append(process)
+        return process
+
+    yield begin
+    for process in begun:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -222,17 +239,17 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 
 def test_a_killed_run_leaves_no_target_and_can_be_repeated(
-    source: Path, tmp_path: Path
+    run: Run, tmp_path: Path
 ) -> None:
     target, partial = tmp_path / "target", tmp_path / "target.partial"
-    process = run(source, target)
+    process = run()
     wait_for(partial, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not target.exists()
     (partial / "model-00007.safetensors").write_text("left by the killed run")
-    process = run(source, target)
-    out, err = process.communicate(timeout=120)
+    process = run()
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert json.loads(out)["relative_error"] < 0.5
     assert sorted(p.name for p in target.iterdir()) == [
@@ -242,16 +259,27 @@ def test_a_killed_run_leaves_no_target_and_can_be_repeated(
     assert not partial.exists()
 
 
-def test_ctrl_c_leaves_nothing(source: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    """A limit of 1 KiB a file takes the disk's place."""
+    process = run(few_bytes=True)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 5
+    assert out == ""
+    assert err.splitlines()[-1] == "error: File too large"
+    assert [p.name for p in tmp_path.iterdir()] == ["source"]
+
+
+def test_ctrl_c_leaves_nothing(run: Run, tmp_path: Path) -> None:
     target, partial = tmp_path / "target", tmp_path / "target.partial"
-    process = run(source, target)
+    process = run()
     wait_for(partial, process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err.endswith("interrupted\n")
     assert not target.exists()
-    assert not partial.exists()
+    # The signal may come before the folder is held; it is empty then.
+    assert not partial.exists() or not any(partial.iterdir())
 
 
 def test_a_second_run_into_one_target_is_refused(

@@ -17,7 +17,7 @@ from glmspark.serving.drafter import padded_draft_config
 from glmspark.serving.kit import KitShape, NodeShape, Serving
 from glmspark.serving.memory import GIB
 from glmspark.serving.model import shipped_config
-from glmspark.serving.profiles import Engine, Profile, load_profile
+from glmspark.serving.profiles import Profile, load_profile
 from glmspark.serving.render import RankCommand, Rendered, render
 from glmspark.serving.topology import topology
 
@@ -48,17 +48,6 @@ def kit_profile(kit: Kit) -> Profile:
         extra_args=(*given.extra_args, *kit.serve.extra_args),
     )
     return replace(profile, engine=engine)
-
-
-def profile_defaults(name: str) -> dict[str, Any]:
-    """The settings below kit.toml that the profile ``name`` implies."""
-    engine: Engine = load_profile(name).engine
-    return {
-        "serve": {
-            "max_model_len": engine.max_model_len,
-            "max_num_seqs": engine.max_num_seqs,
-        }
-    }
 
 
 def _node(view: NodeView, rails: Sequence[Rail]) -> NodeShape:

@@ -177,6 +177,17 @@ def load_profile(name: str) -> Profile:
     return parse(Path(name).stem if name.endswith(".toml") else name, text, base)
 
 
+def profile_defaults(name: str) -> dict[str, Any]:
+    """The settings below kit.toml that the profile ``name`` implies."""
+    engine = load_profile(name).engine
+    return {
+        "serve": {
+            "max_model_len": engine.max_model_len,
+            "max_num_seqs": engine.max_num_seqs,
+        }
+    }
+
+
 def difference(a: Profile, b: Profile) -> dict[str, tuple[Any, Any]]:
     """Engine values in which two profiles differ: name -> (a's, b's)."""
     pairs = {

@@ -157,9 +157,9 @@ def test_kill_9_at_any_point_leaves_a_store_that_verifies(
         words = ("pin", REPO, f"t.jinja={template}")
     if command == "export":
         words = ("export", tmp_path / "disk")
-    for turn in range(40):
+    for turn in range(16):
         process = kit.start(*words)
-        time.sleep(0.1 + 0.02 * turn)
+        time.sleep(0.1 + 0.06 * turn)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         if (kit.store / MARKER).is_file() and Store.open(kit.store).manifests():

@@ -58,7 +58,7 @@ def test_a_slow_line_is_no_trickle(kit: Kit, hub: fakehub.Hub) -> None:
     hub.add(REPO, REV, {"big.safetensors": blob(7, 3 << 20)})
     lock = locked(kit, hub)
     hub.fail("big.safetensors", "drip")  # 48 pieces, a twentieth of a second each
-    kit.ok("fetch", lock, *FAST)
+    kit.ok("fetch", lock, "--stall", "2")
     assert len([s for s in hub.gets("big.safetensors") if "/cdn/" in s.path]) == 1
 
 
