@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -27,7 +26,7 @@ def kernel_boot() -> str:
 
 def new_boot_name() -> str:
     """A name for a boot; names sort by time."""
-    return time.strftime("%Y%m%dT%H%M%S") + "-" + secrets.token_hex(3)
+    return time.strftime("%Y%m%dT%H%M%S") + "-" + os.urandom(3).hex()
 
 
 def scratch_folder(boot: str) -> Path:

@@ -107,7 +107,7 @@ def operation_lock(path: Path, what: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise CommandError(
-                f"another operation works on this kit: {_holder(path) or 'unknown'}",
+                f"another operation works on this kit: {holder(path) or 'unknown'}",
                 hint="wait until it has ended, then run this again",
             ) from error
         _sign(path, what)
@@ -136,7 +136,7 @@ def _sign(path: Path, what: str) -> None:
             file.write(text)
 
 
-def _holder(path: Path) -> str:
+def holder(path: Path) -> str:
     """Who holds the lock: of the notes, the newest."""
     found = []
     for note in _notes(path):

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from glmspark.boot import Trial
-from glmspark.closures import store_path
 from glmspark.ranks import EnginePaths, RankSpec, render_ranks
 from glmspark.runner import quote
 from glmspark.schema import Kit, Runtime
@@ -154,6 +153,8 @@ def _engine_steps(kit: Kit, program: tuple[str, ...]) -> list[Step]:
         return [Step(Action.ENGINE, node.name, title, detail) for node in kit.nodes]
     if kit.runtime is Runtime.VENV:
         return []
+    from glmspark.closures import store_path  # takes long to load
+
     closure = store_path(program) or program[0]  # a start refuses what is no closure
     return [
         Step(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from glmspark.boost import names
+from glmspark.errors import ConfigError
 from glmspark.paths import KitPaths
 from glmspark.schema import Kit
-from glmspark.serving.profiles import Profile, load_profile
+
+if TYPE_CHECKING:  # what few kits need loads late: every plan comes through here
+    from glmspark.serving.profiles import Profile
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ def named(profile: Profile, base: str, store: Path, *, drafter: bool) -> Folders
         profile = replace(profile, transplant=None)
     if not profile.build and not profile.transplant:
         return Folders()
+    from glmspark.boost import names
+
     parts = names.results(profile, base, drafter=drafter).parts
     paths = {name: str(one.folder(store)) for name, one in parts.items()}
     return Folders(
@@ -46,6 +51,8 @@ def opened(profile: Profile, base: str, store: Path, *, drafter: bool) -> Folder
     Raises ConfigError that names what is missing and the command that builds it.
     """
     if profile.build or profile.transplant:
+        from glmspark.boost import names
+
         names.require(profile, base, store, drafter=drafter)
     return named(profile, base, store, drafter=drafter)
 
@@ -53,11 +60,20 @@ def opened(profile: Profile, base: str, store: Path, *, drafter: bool) -> Folder
 def of_kit(kit: Kit, paths: KitPaths, *, must_exist: bool) -> Folders:
     """The folders of the kit's profile; none for a target that is no repository.
 
-    Raises ConfigError as ``opened`` does if they ``must_exist``.
+    If they ``must_exist``, raises ConfigError as ``opened`` does, and for EXL3 at
+    three ranks: heads are padded with zeros there, which no EXL3 tensor holds.
     """
     target = kit.weights.target
     if kit.profile == "default" or "@" not in target or target.startswith("/"):
         return Folders()
+    from glmspark.serving.profiles import load_profile
+
+    profile, drafter = load_profile(kit.profile), kit.weights.drafter == "dflash2"
+    if must_exist and profile.engine.dense == "exl3" and kit.topology.ranks == 3:
+        raise ConfigError(
+            f"profile '{profile.name}' does not work at three ranks: heads are padded "
+            "there, and EXL3 tensors have no padding",
+            hint="glmspark profile list; another profile, or two or four nodes",
+        )
     find = opened if must_exist else named
-    drafter = kit.weights.drafter == "dflash2"
-    return find(load_profile(kit.profile), target, paths.store, drafter=drafter)
+    return find(profile, target, paths.store, drafter=drafter)

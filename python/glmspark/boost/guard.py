@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from glmspark import processes
 from glmspark.errors import CommandError
 from glmspark.facts import Roots, read_gpus
+from glmspark.locks import holder
 from glmspark.serving.boost import HeadState, check_may_build
 
 _EVERY_S = 1.0
@@ -27,22 +28,28 @@ def serving_ranks() -> int:
 def starting(states: Path) -> str:
     """Who starts a kit whose state is below ``states``; empty if nobody does.
 
-    A start holds its kit's lock from before it looks at the nodes until it serves.
+    A start holds its kit's lock from before it looks at the nodes until it serves. The
+    lock is looked at and never taken, not for a moment: a start would fail of that.
     """
     for path in sorted(states.glob("*/lock")):
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
-            if holder.startswith(("start", "restart")):
-                return f"kit {path.parent.name}: {holder}"
-        finally:
-            os.close(fd)
+        with suppress(OSError):
+            who = (holder(path) or "unknown") if _is_held(path) else "stop"
+            if not who.startswith("stop"):  # unknown may be a start: give way
+                return f"kit {path.parent.name}: {who}"
     return ""
+
+
+def _is_held(path: Path) -> bool:
+    """Whether /proc/locks has an exclusive flock on the file.
+
+    By inode alone: its device differs from stat's on some file systems.
+    """
+    inode = str(path.stat().st_ino)
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()
+        if "FLOCK" in words and "WRITE" in words and words[5].endswith(f":{inode}"):
+            return True
+    return False
 
 
 @dataclass

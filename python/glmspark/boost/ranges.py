@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from glmspark import __version__
 from glmspark.errors import CommandError, IntegrityError
-from glmspark.weights import hub
-from glmspark.weights import trouble as troubles
+from glmspark.weights import hub, trouble
 from glmspark.weights.hub import Source
 
 # A safetensors header beyond this is none: the format's own bound.
@@ -70,10 +70,11 @@ class Reader:
 
     def _look(self, path: str) -> Remote:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
-        from huggingface_hub.utils._headers import build_hf_headers
 
         url = hf_hub_url(self.source.repo, path, revision=self.source.revision)
-        headers = build_hf_headers(token=hub.token() or False)
+        headers = {"user-agent": f"glmspark/{__version__}"}
+        if token := hub.token():
+            headers["authorization"] = f"Bearer {token}"
         # Ranges count the bytes of the file, not of a compressed form of it.
         headers["accept-encoding"] = "identity"
         meta = get_hf_file_metadata(
@@ -103,15 +104,15 @@ class Reader:
             self.check()
             try:
                 return work()
-            except troubles.transfer_errors() as error:
-                trouble = troubles.explain(error, what, self.source)
+            except trouble.transfer_errors() as error:
+                found = trouble.explain(error, what, self.source)
                 failures += 1
                 with self._lock:
                     self._known.pop(path, None)  # a signed address may have run out
-                if not trouble.retry or failures >= self.patience.attempts:
-                    raise trouble.error from error
-                wait_s = troubles.backoff_s(failures, trouble.wait_s)
-                self.note(f"{trouble.error}; again in {wait_s:.0f} s")
+                if not found.retry or failures >= self.patience.attempts:
+                    raise found.error from error
+                wait_s = trouble.backoff_s(failures, found.wait_s)
+                self.note(f"{found.error}; again in {wait_s:.0f} s")
                 self._sleep(wait_s)
 
     def _sleep(self, seconds: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -71,6 +70,8 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            import difflib  # takes time to load, and few need it
+
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             if not near or "?" in error.message:
                 raise

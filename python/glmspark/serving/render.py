@@ -71,16 +71,11 @@ def head_overrides(
 
 
 def check_dense(topo: Topology, engine: Engine) -> None:
-    """Raises ConfigError for FP8 and EXL3 at three ranks.
+    """Raises ConfigError for FP8 at three ranks.
 
     There one KDA input projection has 8,726 rows a rank, and vLLM's FP8 kernels want
-    multiples of 16; heads are padded with zeros, which no EXL3 tensor holds.
+    multiples of 16.
     """
-    if engine.dense == "exl3" and topo.ranks == 3:
-        raise ConfigError(
-            "dense = 'exl3' does not work at three ranks: EXL3 tensors have no padding",
-            hint="set dense = 'bf16' in the profile",
-        )
     if engine.dense == "fp8" and topo.ranks == 3:
         raise ConfigError(
             "dense = 'fp8' does not work at three ranks: 8,726 rows a rank do not "

@@ -94,7 +94,7 @@ def dense_shapes(kinds: tuple[str, ...] = KINDS) -> dict[str, tuple[int, int]]:
     """Name -> (in, out) of the layers that the pack has."""
     return {
         name.removesuffix(".weight"): (shape[1], shape[0])
-        for name, shape in exl3_model.shapes().items()
+        for name, shape in exl3_model.shapes(exl3_model.CONFIG).items()
         if any(name.endswith(f".{k}.weight") for k in (*kinds, "mlp.gate_proj"))
         and ".experts." not in name
     }

@@ -20,7 +20,7 @@ from glmspark.boost.job import Job
 from glmspark.boost.ranges import Patience
 from glmspark.errors import GlmSparkError
 from glmspark.serving import boost, profiles
-from glmspark.weights import hub
+from glmspark.weights import trouble
 from glmspark.weights.progress import PlainProgress
 from glmspark.weights.store import Store
 
@@ -32,7 +32,7 @@ def say(data: dict[str, Any]) -> None:
 def main(spec: dict[str, Any]) -> int:
     dense.PIECE_BYTES = spec["piece_bytes"]
     boost.MERGE_GAP_BYTES = spec["gap_bytes"]
-    hub.backoff_s = lambda failures, _asked: 0.1 * failures
+    trouble.backoff_s = lambda failures, _asked: 0.1 * failures
     serving = Path(spec["serving"])  # holds the number of ranks, once there is one
     guard = Guard(
         Path(spec["states"]),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 from glmspark.boost import folders, names
 from glmspark.cli import cli
 from glmspark.errors import ConfigError
+from glmspark.schema import Topology
 from glmspark.serving.profiles import load_profile, parse
 from vllm_exl3 import stfile
 from vllm_exl3.stfile import Raw
@@ -124,6 +127,23 @@ def test_a_plan_names_the_built_view_or_the_command_that_builds_it(desk: Desk) -
     assert (code, view in text) == (0, True)
     code, text = plan(desk, "default")
     assert (code, view in text) == (0, False)
+
+
+def test_exl3_heads_cannot_be_padded_for_three_ranks(tmp_path: Path) -> None:
+    kit = SimpleNamespace(
+        profile="speed-boost",
+        weights=SimpleNamespace(target=BASE, drafter="mtp"),
+        topology=Topology.TP3,
+    )
+    paths = SimpleNamespace(store=tmp_path)
+    with pytest.raises(ConfigError, match="does not work at three ranks"):
+        folders.of_kit(cast("Any", kit), cast("Any", paths), must_exist=True)
+    kit.topology = Topology.TP2
+    with pytest.raises(ConfigError, match="needs local/speed-boost-target@"):
+        folders.of_kit(cast("Any", kit), cast("Any", paths), must_exist=True)
+    named = folders.of_kit(cast("Any", kit), cast("Any", paths), must_exist=False)
+    assert named.model.startswith(f"{tmp_path}/views/local--speed-boost-target--")
+    assert (named.draft, named.donor) == ("", "")
 
 
 def test_build_is_a_command(desk: Desk) -> None:

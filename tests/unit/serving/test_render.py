@@ -245,11 +245,6 @@ def test_dense_fp8_is_refused_at_three_ranks(kit, serving):
         render(kit("tp3"), dense(load_profile("default"), "fp8"), serving)
 
 
-def test_dense_exl3_is_refused_at_three_ranks(kit, serving):
-    with pytest.raises(ConfigError, match="EXL3 tensors have no padding"):
-        render(kit("tp3"), load_profile("speed-boost"), serving)
-
-
 def test_patch_check_tries_the_same_patterns():
     check = GOLDEN.parents[1] / "overlay/patches/check_0011_dense.py"
     for pattern in DENSE_FP8_TARGETS:
