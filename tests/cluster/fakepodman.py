@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import signal
 import sys
 import tarfile
@@ -28,12 +29,14 @@ def install(folder: Path, name: str = "podman", naming: str = "config") -> Path:
     places = folder / "bin"
     places.mkdir(parents=True, exist_ok=True)
     program = places / name
-    program.write_text(
-        f"#!{sys.executable} -P\nimport sys\n"
+    code = (
+        "import sys\n"
         f"sys.path[:0] = [{str(REPOSITORY)!r}, {str(REPOSITORY / 'python')!r}]\n"
         "from tests.cluster.fakepodman import main\n"
         f"main({str(folder)!r}, {naming!r}, sys.argv[1:])\n"
     )
+    line = shlex.join([sys.executable, "-P", "-c", code])
+    program.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
     program.chmod(0o755)
     return places
 

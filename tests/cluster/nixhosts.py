@@ -96,7 +96,7 @@ class NixHosts:
         """Let commands over sshd find Nix on every host."""
         for name, host in lab.hosts.items():
             assert host.sshd is not None
-            words = " ".join(f"{k}={v}" for k, v in self.env(name).items())
+            words = " ".join(f'"{k}={v}"' for k, v in self.env(name).items())
             host.sshd.options = (f"SetEnv {words}",)
             host.sshd.restart()
 
@@ -104,7 +104,7 @@ class NixHosts:
         """Build the closure on the head; the path of its engine."""
         expression = CLOSURE.format(
             size=size,
-            stub=REPOSITORY / "python/glmspark/stub.py",
+            stub=shlex.quote(str(REPOSITORY / "python/glmspark/stub.py")),
             python=_python(),
         )
         words = ("build", "--impure", "--no-link", "--print-out-paths", "--expr")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -127,7 +128,8 @@ def spark_kit(
         (made.model / "config.json").write_text(config)
         program = tmp_path / "vllm"
         stub = REPOSITORY / "python/glmspark/stub.py"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -P {stub} "$@"\n')
+        line = shlex.join([sys.executable, "-P", str(stub)])
+        program.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
         program.chmod(0o755)
         kit = sparks(made, program)
         operator = Planned(kit, ProcessRunner(), PlainNarrator())
