@@ -73,6 +73,7 @@ def test_a_draft_layer_that_is_not_used_is_no_error(twin: Answers) -> None:
     assert gap(twin[3], twin[0]) == 0
 
 
+@pytest.mark.full
 def test_a_draft_layer_counts_when_it_drafts(
     twin: Answers, checkpoints: Path, run_engine: Engine
 ) -> None:

