@@ -91,9 +91,8 @@ def plan(
         blob = link.readlink().name
         if blob in gone or is_left_over(link) or not store.blob_path(blob).exists():
             garbage.links.append(link)
-    garbage.links += [
-        p for p in (store.root / "manifests").iterdir() if is_left_over(p)
-    ]
+    for folder in (store.root, store.root / "manifests"):
+        garbage.links += [path for path in folder.iterdir() if is_left_over(path)]
     garbage.leases = [path for path, _, alive in lease.leases(store) if not alive]
     if quarantine:
         garbage.quarantined = [

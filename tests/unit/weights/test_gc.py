@@ -100,6 +100,15 @@ def test_what_a_killed_link_left_keeps_no_view_alive(
     assert new.path.resolve() == new.folder
 
 
+def test_what_a_kill_left_beside_the_names_goes(filled: Filled) -> None:
+    store, _, _ = filled
+    left = [store.root / ".marker.0.tmp", store.root / "manifests" / ".m.0.tmp"]
+    for path in left:
+        path.write_text("half")
+    gc.collect(store)
+    assert not any(path.exists() for path in left)
+
+
 def test_gc_refuses_beside_a_command_that_adds(filled: Filled) -> None:
     store, _, _ = filled
     with locks.using(store), pytest.raises(CommandError, match="another glmspark"):
