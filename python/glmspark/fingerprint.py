@@ -76,7 +76,29 @@ def model_digest(model: Path) -> str:
             f"{model} holds no model: there is no config.json in it",
             hint="glmspark weights link, or start again to build the loopback model",
         )
+    _check_config(model / "config.json")
     return total.hexdigest()
+
+
+def _check_config(path: Path) -> None:
+    """See that vLLM can read ``path``; what it says when it cannot is a traceback.
+
+    Raises:
+        IntegrityError: no JSON object, or one whose quantization is none.
+    """
+    try:
+        config = json.loads(path.read_bytes())
+        wrong = "" if isinstance(config, dict) else "it is no JSON object"
+    except FileNotFoundError:  # the folder's model lies deeper
+        return
+    except (OSError, ValueError) as error:
+        wrong = f"it is not readable as JSON: {error}"
+    if not wrong and not isinstance(config.get("quantization_config", {}), dict):
+        wrong = "quantization_config is no object"
+    if wrong:
+        raise IntegrityError(
+            f"{path} is damaged: {wrong}", hint="glmspark weights verify --deep"
+        )
 
 
 def site_packages(program: Sequence[str]) -> list[str]:

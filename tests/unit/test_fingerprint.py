@@ -53,6 +53,24 @@ def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
         fingerprint.model_digest(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"quantization_config": "exl3"}', "quantization_config is no object"),
+        ('{"quantization_config": [1]}', "quantization_config is no object"),
+        ("[]", "no JSON object"),
+        ('{"model_type"', "not readable as JSON"),
+        ("\udcff", "not readable as JSON"),
+    ],
+)
+def test_a_damaged_config_is_named(tmp_path: Path, text: str, said: str) -> None:
+    folder = model(tmp_path / "a")
+    (folder / "config.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(IntegrityError, match=said) as caught:
+        fingerprint.model_digest(folder)
+    assert "config.json is damaged" in str(caught.value)
+
+
 def test_versions_and_plugins_are_read_without_importing(tmp_path: Path) -> None:
     site = tmp_path / "lib/python3.11/site-packages"
     for name, version, points in (
