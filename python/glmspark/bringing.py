@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from glmspark.closures import (
     Progress,
@@ -106,6 +108,21 @@ def _nix(argv: Sequence[str], stdin: str = "") -> str:
     return done.stdout
 
 
+def end_group(process: subprocess.Popen[Any] | None) -> None:
+    """End a process that leads its group now, with the ssh that it runs."""
+    if process is not None and process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+def how_it_failed(node: Node, process: subprocess.Popen[Any] | None, words: str) -> str:
+    """How sending to ``node`` went wrong, with its last words; "" if nothing did."""
+    assert process is not None  # noqa: S101 - begun
+    if process.returncode == 0:
+        return ""
+    return f"{node.name}: exit status {process.returncode}: {words}"
+
+
 @dataclass
 class Transfer:
     """One copy: where to, by which way, and how it goes."""
@@ -143,17 +160,12 @@ class Transfer:
 
     def end(self) -> None:
         """End it now, with the ssh that it runs."""
-        if self.process is not None and self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, 15)
+        end_group(self.process)
 
     def failure(self) -> str:
         """What went wrong; "" if nothing did."""
-        assert self.process is not None  # noqa: S101 - begun
-        if self.process.returncode == 0:
-            return ""
         words = "; ".join(self.progress.errors[-2:]) or "it said nothing"
-        return f"{self.node.name}: exit status {self.process.returncode}: {words}"
+        return how_it_failed(self.node, self.process, words)
 
 
 def route(node: Node, remote: Remote) -> tuple[dict[str, str], str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from glmspark.boot import write_json
-from glmspark.bringing import Bringer, route
+from glmspark.bringing import Bringer, end_group, how_it_failed, route
 from glmspark.console import Narrator
 from glmspark.doctor import remote_of
 from glmspark.errors import CommandError, IntegrityError
@@ -83,17 +82,12 @@ class Stream:
 
     def end(self) -> None:
         """End it now."""
-        if self.process is not None and self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, 15)
+        end_group(self.process)
 
     def failure(self) -> str:
         """What went wrong; "" if nothing did."""
-        assert self.process is not None  # noqa: S101 - begun
-        if self.process.returncode == 0:
-            return ""
         words = self.said.decode(errors="replace").strip().splitlines() or ["nothing"]
-        return f"{self.node.name}: exit status {self.process.returncode}: {words[-1]}"
+        return how_it_failed(self.node, self.process, words[-1])
 
 
 class Loader:

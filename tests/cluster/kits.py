@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,16 @@ class Done:
     code: int
     out: str
     err: str
+
+
+def finish(
+    argv: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None
+) -> Done:
+    """Run a command to its end."""
+    done = subprocess.run(
+        argv, env=env, capture_output=True, text=True, timeout=limit_s, check=False
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 @dataclass
@@ -103,15 +113,7 @@ class TestKit:
 
     def run(self, *words: str, limit_s: float = 90, **extra: str) -> Done:
         """Run a command to its end."""
-        done = subprocess.run(
-            self.argv(*words),
-            env=self.env(extra),
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return finish(self.argv(*words), limit_s, self.env(extra))
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """Run a command in the background; its words come line by line on stderr."""

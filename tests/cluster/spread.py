@@ -14,7 +14,7 @@ from glmspark.hostkeys import ask_key, keep
 from glmspark.remote import Remote
 
 from tests.cluster.hosts import Host, Lab
-from tests.cluster.kits import Done, wait_for
+from tests.cluster.kits import Done, finish, wait_for
 from tests.conftest import REPOSITORY
 
 
@@ -78,14 +78,7 @@ class Spread:
 
     def on(self, host: str, *words: str, limit_s: float = 120) -> Done:
         """Run ``words`` on a host through its sshd."""
-        done = subprocess.run(
-            self.shell(host, *words),
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return finish(self.shell(host, *words), limit_s)
 
     def argv(self, *words: str) -> list[str]:
         """The ssh command of a user at the head."""
@@ -102,14 +95,7 @@ class Spread:
 
     def run(self, *words: str, limit_s: float = 120) -> Done:
         """Run a command of the tool on the head, to its end."""
-        done = subprocess.run(
-            self.argv(*words),
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return finish(self.argv(*words), limit_s)
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """Run a command of the tool on the head in the background."""
