@@ -162,18 +162,36 @@ def check_node(
     return found
 
 
+def wanted_views(kit: Kit) -> Iterator[tuple[str, str]]:
+    """(alias, name) of each view that the store of every node has to have."""
+    target = kit.weights.target
+    if target != "loopback" and not target.startswith("/"):
+        yield "target", view_name(target)
+    if kit.weights.drafter == "dflash2":
+        from glmspark.weights.builtin import builtin
+
+        yield "drafter", builtin("drafter").slug
+
+
+def missing_views(kit: Kit, store: Iterable[str]) -> list[tuple[str, str]]:
+    """Those of :func:`wanted_views` that are not in ``store``.
+
+    ``store`` holds what :func:`glmspark.hostfacts.read_store` found there.
+    """
+    known = set(store)
+    return [one for one in wanted_views(kit) if f"views/{one[1]}" not in known]
+
+
 def check_view(kit: Kit, node: str, store: Iterable[str]) -> list[Finding]:
     """Whether the view that ``kit`` names is in the ``store`` of a node.
 
     ``store`` holds what :func:`glmspark.hostfacts.read_store` found there.
     """
-    target = kit.weights.target
-    if target == "loopback" or target.startswith("/"):
+    target, known = kit.weights.target, set(store)
+    name = dict(missing_views(kit, known)).get("target")
+    if name is None:
         return []
-    view, known = f"views/{view_name(target)}", set(store)
-    if view in known:
-        return []
-    has_list = view.replace("views/", "manifests/") + ".json" in known
+    has_list = f"manifests/{name}.json" in known
     bring = "" if has_list else f"glmspark weights fetch {target} && "
     return [
         Finding(

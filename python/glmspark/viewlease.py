@@ -40,7 +40,7 @@ def hold(model: Path, *, inheritable: bool = True) -> tuple[Path, list[int]]:
         return model, []
     with _no_collection(root):
         locked = _lock_folder(real)
-    with suppress(PermissionError, OSError):  # another user's store, or read-only
+    with suppress(OSError):  # another user's store, or read-only
         locked.append(_write_lease(root, real))
     for fd in locked:
         os.set_inheritable(fd, inheritable)

@@ -212,7 +212,8 @@ def test_each_fault_fires_its_check_on_its_node(check: str, views: Views) -> Non
 
 
 def test_every_check_has_a_fault() -> None:
-    assert set(FAULTS) | ELSEWHERE == set(CHECKS)
+    # The views are a check of preflight, which GPU kits' nodes go through here.
+    assert set(FAULTS) | ELSEWHERE == set(CHECKS) | {"weights.view"}
 
 
 @pytest.mark.cases(1, 2)

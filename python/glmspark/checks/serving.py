@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from glmspark.preflight import GIB, Finding
+from glmspark.preflight import GIB, Finding, missing_views
 from glmspark.schema import Kit
 from glmspark.views import NodeView
 
 CHECKS = {
     "host.memory": "the rank fits into the available memory, by the memory plan",
-    "weights.view": "the weights that are served have their folder on the node",
 }
 
 
@@ -51,24 +50,8 @@ def _memory(kit: Kit, views: Sequence[NodeView]) -> Iterator[Finding]:
         )
 
 
-def wanted_views(kit: Kit) -> Iterator[tuple[str, str]]:
-    """(alias, name) of each view that every node's store has to have."""
-    from glmspark.engine import view_name
-    from glmspark.weights.builtin import builtin
-
-    target = kit.weights.target
-    if target != "loopback" and not target.startswith("/"):
-        yield "target", view_name(target)
-    if kit.weights.drafter == "dflash2":
-        yield "drafter", builtin("drafter").slug
-
-
 def _views(kit: Kit, view: NodeView) -> Iterator[Finding]:
-    missing = [
-        (alias, name)
-        for alias, name in wanted_views(kit)
-        if f"views/{name}" not in view.host.store
-    ]
+    missing = missing_views(kit, view.host.store)
     if missing:
         words = " ".join(alias for alias, _ in missing)
         names = ", ".join(name for _, name in missing)
